@@ -98,7 +98,6 @@ class ClaimStatements(Executor):
             **self._fence(settled),
             **self._limits(request),
             "ctids": ctids([claim.ctid for claim in settled]),
-            "attempts": whole([claim.attempts + 1 for claim in settled]),
             "max_attempts": whole([finished.max_attempts for finished in done]),
             "results": texts([finished.outcome.result for finished in done]),
         }

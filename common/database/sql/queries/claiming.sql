@@ -14,8 +14,7 @@ SELECT s.lost, c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data
     c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited, c.ctid::text
 FROM {schema}.complete(
         %(ctids)s::tid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(command_ids)s::uuid[],
-        %(claimer)s, %(attempts)s::smallint[], %(max_attempts)s::smallint[],
-        %(results)s::json[]) s (lost)
+        %(claimer)s, %(max_attempts)s::smallint[], %(results)s::json[]) s (lost)
     LEFT JOIN LATERAL (
         SELECT * FROM {schema}.claim(
             %(claim_domains)s::text[], %(claim_priorities)s::smallint[], %(floors)s::bigint[],

@@ -19,7 +19,7 @@ $$;
 -- settle it is a third slower: triggers of inserts fire for no rows, too.)
 CREATE FUNCTION {schema}.complete(
     p_ctids tid[], p_ids bigint[], p_tokens bigint[], p_command_ids uuid[], p_claimer bigint,
-    p_attempts smallint[], p_max_attempts smallint[], p_results json[]
+    p_max_attempts smallint[], p_results json[]
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -34,15 +34,13 @@ BEGIN
     FOR pass IN 1..2 LOOP
         WITH gone AS (
             DELETE FROM {schema}.ready r
-            USING unnest(ctids, p_ids, p_tokens, p_command_ids, p_attempts, p_max_attempts,
-                         p_results)
-                WITH ORDINALITY o (ctid, id, token, command_id, attempts, max_attempts, result,
-                                   position)
+            USING unnest(ctids, p_ids, p_tokens, p_command_ids, p_max_attempts, p_results)
+                WITH ORDINALITY o (ctid, id, token, command_id, max_attempts, result, position)
             WHERE r.ctid = o.ctid AND r.id = o.id AND r.token = o.token
                 AND r.claimer = p_claimer AND r.command_id IS NOT DISTINCT FROM o.command_id
             RETURNING r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
-                r.correlation_id, r.priority, o.attempts, r.losses, o.max_attempts, r.domain,
-                r.type, r.data, o.result, o.position
+                r.correlation_id, r.priority, r.attempts + 1 AS attempts, r.losses,
+                o.max_attempts, r.domain, r.type, r.data, o.result, o.position
         ), history AS (
             INSERT INTO {schema}.finished (
                 token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
