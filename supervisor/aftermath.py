@@ -62,13 +62,14 @@ def aftermath(
     """`seat` as it was read after the exit; `stopping`: the whole fleet stops."""
     ending = _ending(process, exit_status, seat)
     stopped = ending is Ending.STOPPED
-    unfinished = exit_status.code == Exit.UNFINISHED if stopped else is_busy(seat)
+    # Its claims count, too: a handler may have exited the process, with any code.
+    done = stopped and exit_status.code == Exit.DONE and not seat.claims
+    cut_off = exit_status.code == Exit.UNFINISHED or _has_begun(seat)
     return Aftermath(
         ending=ending,
         exit_record=_exit_record(process, exit_status, seat, now, stopped),
-        needs_rescue=process.role is not Role.STEWARD
-        and not (stopped and exit_status.code == Exit.DONE),
-        unfinished=stopping and unfinished,
+        needs_rescue=process.role is not Role.STEWARD and not done,
+        unfinished=stopping and (cut_off if stopped else is_busy(seat)),
         early=ending in _RESTARTS and _is_early(process, seat, now),
         restart=_RESTARTS.get(ending),
         boot_failed=seat.ready is None and exit_status == ExitStatus(0, Exit.CANNOT_START),
@@ -131,9 +132,14 @@ def _is_early(process: ProcessView, seat: SeatView, now: float) -> bool:
 
 def is_busy(seat: SeatView) -> bool:
     """Whether a command has started whose outcome is not settled."""
-    started = any(claim.state is not ClaimState.CLAIMED for claim in seat.claims)
     # A timed-out slot shows its command until its thread returns, also once it is settled.
-    return started or any(slot.command and slot.phase is not Phase.STUCK for slot in seat.slots)
+    shown = any(slot.command and slot.phase is not Phase.STUCK for slot in seat.slots)
+    return shown or _has_begun(seat)
+
+
+def _has_begun(seat: SeatView) -> bool:
+    """Whether it shows the claim of a command that has started."""
+    return any(claim.state is not ClaimState.CLAIMED for claim in seat.claims)
 
 
 class BootFailure(Enum):

@@ -95,7 +95,7 @@ class Fleet:
             wanted=self.wanted,
             app=self.app,
             not_before=dict(self._restarts.not_before),
-            unrescued=sum(seat.role is Role.DEAD and not seat.rescued for seat in view.seats),
+            unrescued=sum(seat.may_have_claims for seat in view.seats),
             suspects=view.suspects,
         )
 

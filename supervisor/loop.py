@@ -151,7 +151,10 @@ class Supervisor:
             exits = [child.descriptor for child in self._fleet.children if not child.held]
             wait([self._signals.descriptor, *exits], _ROUND_SECONDS)
         self._show(SupervisorState.STOPPED, time.monotonic())
-        if self._code is Exit.DONE and self._fleet.unfinished:
+        if fleet.unrescued:
+            text = "the claims of %s are not released: the next supervisor of this name does that"
+            logger.warning(text, count_of(fleet.unrescued, "dead process", "es"))
+        if self._code is Exit.DONE and (self._fleet.unfinished or fleet.unrescued):
             self._code = Exit.UNFINISHED
         logger.info("the supervisor %s has stopped: %s", self._settings.name, _ENDS[self._code])
         return self._code

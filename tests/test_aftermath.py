@@ -59,6 +59,7 @@ def seat(
 
 IDLE, BOOTING = seat(), seat(ready=False)
 RUNNING, TIMED_OUT = seat(slot="running"), seat(slot="timed out")
+CLAIMING, FINISHED = seat(claim=ClaimState.CLAIMED), seat(claim=ClaimState.FINISHED)
 
 
 def after(
@@ -149,25 +150,29 @@ def test_the_exit_code_of_a_failed_boot_counts_only_before_the_process_was_ready
 
 
 @pytest.mark.parametrize(
-    ("process", "status", "needs_rescue"),
+    ("process", "status", "of", "needs_rescue"),
     [
-        (worker(**ORDERED), Exit.DONE, False),
-        (worker(**ORDERED), Exit.UNFINISHED, True),
-        (worker(**ORDERED), KILLED, True),
-        (worker(), Exit.DONE, True),
-        (STEWARD, CRASH, False),
+        (worker(**ORDERED), Exit.DONE, IDLE, False),
+        (worker(**ORDERED), Exit.DONE, RUNNING, False),
+        (worker(**ORDERED), Exit.DONE, CLAIMING, True),
+        (worker(**ORDERED), Exit.UNFINISHED, IDLE, True),
+        (worker(**ORDERED), KILLED, IDLE, True),
+        (worker(), Exit.DONE, IDLE, True),
+        (STEWARD, CRASH, IDLE, False),
     ],
 )
 def test_a_seat_is_free_immediately_if_its_process_left_no_claim(
-    process: ProcessView, status: ExitStatus | Exit, needs_rescue: bool
+    process: ProcessView, status: ExitStatus | Exit, of: SeatView, needs_rescue: bool
 ) -> None:
-    assert after(process, status).needs_rescue is needs_rescue
+    """By its claims, as a handler may exit it with the code of a stop in order."""
+    assert after(process, status, of).needs_rescue is needs_rescue
 
 
 @pytest.mark.parametrize(
     ("process", "status", "of", "unfinished"),
     [
         (worker(**ORDERED), Exit.DONE, RUNNING, False),
+        (worker(**ORDERED), Exit.DONE, FINISHED, True),
         (worker(**ORDERED), Exit.UNFINISHED, IDLE, True),
         (worker(killed_at=NOW), KILLED, RUNNING, True),
         (worker(killed_at=NOW), KILLED, TIMED_OUT, False),

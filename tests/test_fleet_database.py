@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from databases import Databases, GivenServer
 from eventually import eventually, stays
-from fleet import Fleet, make_effects, supervised
+from fleet import Fleet, kill, make_effects, supervised
 from handlers import Gate, connect, effects, running
 from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier, Literal
@@ -256,6 +256,26 @@ def test_an_outage_that_is_longer_than_the_watchdog_kills_no_process(
             fleet.assert_nothing_left()
         finally:
             own.start()
+
+
+def test_claims_that_no_steward_could_release_are_left_to_the_next_supervisor(
+    own: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """Of a process that died while the database was away, as it was until the end."""
+    options = {"procs": 1, "threads": 1, "drain_timeout": 0.1, "wake": "poll"}
+    ladder = {"visibility_timeout": 60, "thread_timeout": 70, "watchdog_timeout": 90}
+    with supervised(own.dsn, tmp_path, **options, **ladder) as fleet:
+        ids = fleet.start_gates(1)
+        before = fleet.pids()
+        own.stop("immediate")
+        kill(before[0])
+        eventually(lambda: fleet.look().with_role(Role.DEAD))
+        assert fleet.stop() == 5
+        assert fleet.board_path.exists()
+        own.start()
+        fleet.open_gate()
+        fleet.start()
+        fleet.await_completed(ids)
 
 
 @pytest.mark.long

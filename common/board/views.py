@@ -78,6 +78,11 @@ class SeatView(ProcessRecord):
     complete: bool = True
 
     @property
+    def may_have_claims(self) -> bool:
+        """Whether its process is dead and could claim, and nothing has released its claims."""
+        return self.role is Role.DEAD and not self.rescued and self.incarnation is not None
+
+    @property
     def health(self) -> Health:
         return self.levels.health
 
