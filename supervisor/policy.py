@@ -28,6 +28,7 @@ from cmdbus.supervisor.stacks import DUMP_SECONDS
 from cmdbus.timeouts import BOOT_SECONDS, OUTAGE_NOTICE_SECONDS, RESCUE_SECONDS
 
 #: Worker processes beyond the wanted number: a replacement starts before its predecessor stops.
+#: Those with numbers that are no longer wanted do not count.
 MAX_SURGE = 1
 #: Seconds added to the furthest due time that a process may show, for a busy machine.
 _SPARE_SECONDS = 10.0
@@ -152,7 +153,9 @@ def _fill(
 ) -> Iterator[Action]:
     """A process for each post that has none, and none for numbers beyond the wanted ones."""
     staying = {p.post for p in fleet.processes if p.is_staying}
-    living = sum(p.is_alive(now) for p in fleet.processes if p.role is Role.WORKER)
+    # Those that leave as fewer are wanted must not keep the others from having successors.
+    workers = [p for p in fleet.processes if p.role is Role.WORKER and p.number < fleet.wanted]
+    living = sum(p.is_alive(now) for p in workers)
     wanted = [(Role.STEWARD, 0), *((Role.WORKER, number) for number in range(fleet.wanted))]
     if fleet.suspects:
         wanted.append((Role.QUARANTINE, 0))

@@ -217,6 +217,12 @@ def test_processes_above_the_wanted_number_stop() -> None:
     assert decided(fleet(worker(0), old, young, wanted=1)) == [left(old), left(young)]
 
 
+def test_those_that_leave_as_fewer_are_wanted_keep_no_post_empty() -> None:
+    leaving = [worker(number, stop_by=NOW + 9) for number in (1, 2, 3)]
+    assert decided(fleet(*leaving, wanted=1)) == [started(0)]
+    assert decided(fleet(worker(0), *leaving, wanted=1, app=1)) == [started(0, Restart.RELOADED)]
+
+
 @pytest.mark.parametrize(
     ("limits", "below", "at", "reason"),
     [

@@ -105,9 +105,10 @@ class World:
         self.processes[index] = replace(self.processes[index], **given)
 
     def _check(self, there: FleetView, actions: list[Action]) -> None:
-        alive = [p.role for p in self.processes.values() if p.is_alive(self.now)]
-        assert alive.count(Role.STEWARD) <= 1
-        assert alive.count(Role.WORKER) <= self.wanted + MAX_SURGE or not starts(actions)
+        alive = [p for p in self.processes.values() if p.is_alive(self.now)]
+        assert sum(p.role is Role.STEWARD for p in alive) <= 1
+        workers = [p for p in alive if p.role is Role.WORKER and p.number < self.wanted]
+        assert len(workers) <= self.wanted + MAX_SURGE or not starts(actions)
         if there.stop_by is not None:
             assert not starts(actions)
 
