@@ -23,23 +23,23 @@ class Execution(Protocol):
     #: Seconds; set by retry_after.
     retry_delay: float | None
 
+    @property
+    def due(self) -> float: ...
     def open(self) -> "psycopg.Connection[Any]": ...
-    def extend(self, due: float, /) -> None: ...
+    def extend(self, seconds: float, /) -> None: ...
 
 
 class Context:
     """One execution of a command."""
 
     def __init__(
-        self, command: Command, execution: Execution, attempt: int, max_attempts: int, due: float
+        self, command: Command, execution: Execution, attempt: int, max_attempts: int
     ) -> None:
         #: This execution's number, from 1.
         self.attempt = attempt
         self.max_attempts = max_attempts
         self._command = command
         self._execution = execution
-        #: Monotonic time.
-        self._due = due
 
     @cached_property
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
@@ -67,12 +67,11 @@ class Context:
 
     def remaining(self) -> float:
         """Seconds until this execution times out; negative after that."""
-        return self._due - time.monotonic()
+        return self._execution.due - time.monotonic()
 
     def extend(self, seconds: float) -> None:
         """Adds these seconds to the deadline, and to the limits of an open transaction."""
-        self._due += check_seconds("extend", seconds)
-        self._execution.extend(self._due)
+        self._execution.extend(check_seconds("extend", seconds))
 
     def retry_after(self, seconds: float) -> None:
         """Sets the pause, in seconds, before the retry if this execution fails."""

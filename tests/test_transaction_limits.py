@@ -1,6 +1,7 @@
 """The limits of a handler's transaction: its policy's, and those that it asks for as it runs."""
 
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -8,7 +9,7 @@ import psycopg
 import pytest
 from handlers import handling, run, running
 
-from cmdbus import CommandBus, Context
+from cmdbus import Command, CommandBus, Context
 
 SHOW = (
     "SELECT current_setting('statement_timeout'),"
@@ -114,6 +115,24 @@ def test_extend_moves_both_limits_of_the_transaction(dsn: str, bus: CommandBus) 
             assert isinstance(record.result, list)
             for found in record.result:
                 assert [round(in_seconds(text)) for text in found] == [90, 125], extend.__name__
+
+
+def test_extend_adds_to_the_time_by_which_a_stall_of_the_process_has_moved_the_deadline(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Otherwise it would take that time away again, and the command could time out immediately."""
+
+    def stall_and_extend(command: Command, context: Context) -> list[float]:
+        threads = worker._threads
+        assert threads is not None
+        threads.put_off(1000)
+        stalled = context.remaining()
+        context.extend(65)
+        return [stalled, context.remaining(), threads.next_due() - time.monotonic()]
+
+    with running(dsn, handling(stall_and_extend), concurrency=1) as worker:
+        record = bus.wait("payments", bus.send("payments", "Debit"))
+    assert record.result == pytest.approx([1035, 1100, 1100], abs=20)
 
 
 def in_seconds(text: str) -> float:

@@ -72,6 +72,16 @@ def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
     assert rows(dsn, "SELECT * FROM effect") == []
 
 
+def test_the_time_after_which_a_thread_was_given_up_includes_its_extensions(
+    dsn: str, bus: CommandBus
+) -> None:
+    gate = Gate(lambda command, context: context.extend(0.2))
+    with running(dsn, handling(gate, "Hang", retry=ONCE), concurrency=1, timeouts=LADDER):
+        record = bus.wait("payments", bus.send("payments", "Hang"))
+        assert record.error_message == "gave up after 0.6 s: its thread did not return"
+        gate.open.set()
+
+
 def test_the_session_of_a_thread_that_came_back_late_serves_no_other_command(
     dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

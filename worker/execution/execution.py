@@ -79,7 +79,7 @@ class ExecutingThread(Protocol):
     pid: int
 
     def connect(self) -> Connection: ...
-    def extend(self, work: "Execution", due: float, /) -> None: ...
+    def extend(self, work: "Execution", seconds: float, /) -> None: ...
 
 
 class Execution:
@@ -108,10 +108,11 @@ class Execution:
     ) -> None:
         self.claim = claim
         self.max_attempts = claim.max_attempts or handled.max_attempts
+        #: Seconds, extensions included.
         self.timeout = handled.timeout
         self.began_ns = began_ns = time.monotonic_ns()
         self.began = began = began_ns / 1e9
-        #: Monotonic time, extensions included.
+        #: Monotonic time; includes extensions, and the time for which the process stalled.
         self.due = began + handled.timeout
         self._handler = handled.handler
         self._thread = thread
@@ -155,7 +156,7 @@ class Execution:
             claim.reply_to,
             claim.created_at.astimezone(UTC),
         )
-        context = Context(command, self, claim.attempts + 1, self.max_attempts, self.due)
+        context = Context(command, self, claim.attempts + 1, self.max_attempts)
         try:
             try:
                 failpoint(BEFORE_EFFECT)
@@ -269,13 +270,14 @@ class Execution:
                     self._transaction = self._begin(self._session)
             return self._transaction.connection
 
-    def extend(self, due: float) -> None:
+    def extend(self, seconds: float) -> None:
         """The lock: a transaction that opens meanwhile gets the new limits."""
         if os.getpid() != self._thread.pid:
             raise InvalidOperationError(
                 "context.extend() was used in a forked process: call it in the handler's own"
             )
-        self._thread.extend(self, due)
+        self._thread.extend(self, seconds)
+        self.timeout += seconds
         with self._opening:
             if self._transaction is not None and not self._over:
                 self._transaction.limit(**self._limits())

@@ -41,7 +41,6 @@ class HandledType:
         self.max_attempts = handler.policy.max_attempts
         self.timeout = handler.timeout or timeouts.thread
         self.timeout_ns = int(self.timeout * 1e9)
-        self.timeout_ns = int(self.timeout * 1e9)
         self.command_type = seat.command_type(handler.domain, handler.type)
         self.run_times = RunTimes()
 

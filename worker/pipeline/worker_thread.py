@@ -76,12 +76,12 @@ class WorkerThread:
             self.work = None
             return not self.given_up
 
-    def extend(self, work: Work, due: float) -> None:
+    def extend(self, work: Work, seconds: float) -> None:
         """Called by any thread of the handler; has no effect once the work is over."""
         with self._lock:
             if self.work is work and not self.given_up:
-                work.due = due
-                self.slot.extend(int(due * 1e9))
+                work.due += seconds
+                self.slot.extend(int(work.due * 1e9))
 
     def connect(self) -> Connection:
         return self.connection.connection(self._stopping)
@@ -110,7 +110,7 @@ class WorkerThread:
     def put_off(self, seconds: float) -> None:
         """Moves the deadline by the seconds for which the whole process stalled."""
         if (work := self.work) is not None:
-            self.extend(work, work.due + seconds)
+            self.extend(work, seconds)
 
     def give_up_if_late(self, now: float) -> Work | None:
         """Returns the work if it is overdue: then it has timed out, and only the caller settles
