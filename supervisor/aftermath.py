@@ -47,6 +47,8 @@ class Aftermath:
     #: Whether a stop of the fleet left a command without its outcome.
     unfinished: bool = False
     early: bool = False
+    #: It was a quarantine process, and there was no suspect that it could claim.
+    ran_nothing: bool = False
     #: It could not start, for a reason that no restart cures.
     boot_failed: bool = False
     #: The reason of the successor's start, if the exit is that reason.
@@ -71,6 +73,7 @@ def aftermath(
         needs_rescue=process.role is not Role.STEWARD and not done,
         unfinished=stopping and (cut_off if stopped else is_busy(seat)),
         early=ending in _RESTARTS and _is_early(process, seat, now),
+        ran_nothing=stopped and process.role is Role.QUARANTINE and process.commands == 0,
         restart=_RESTARTS.get(ending),
         boot_failed=seat.ready is None and exit_status == ExitStatus(0, Exit.CANNOT_START),
     )

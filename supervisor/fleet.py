@@ -279,8 +279,6 @@ class Fleet:
         post = process.view.post
         if after.ending is Ending.STOPPED:
             logger.info("%s has stopped, pid %s", process, process.pid)
-            if process.view.role is Role.QUARANTINE:
-                self._note_quarantine(post, process.executed(), now)
         elif after.ending is Ending.NO_RESOURCES:
             pause = self._restarts.not_started(post, now, random.random())
             text = "%s, pid %s: the system has no thread left for it: trying again in %.0f s"
@@ -292,14 +290,16 @@ class Fleet:
             self._handle_boot_failure(process.view)
         if after.early and (pause := self._restarts.exited_early(post, now, random.random())):
             logger.warning("%s exited early again: the next starts in %.1f s", process, pause)
-        if process.view.role is Role.WORKER and seat.ready is not None and not after.early:
-            self._restarts.exited_late(now)
+        if seat.ready is not None and not after.early:
+            self._note_late_exit(process.view, after, now)
 
-    def _note_quarantine(self, post: Post, executed: int, now: float) -> None:
-        if executed:
-            self._restarts.ran(post)
-        else:
-            self._restarts.ran_nothing(post, now, random.random())
+    def _note_late_exit(self, process: ProcessView, after: Aftermath, now: float) -> None:
+        if after.ran_nothing:
+            self._restarts.ran_nothing(process.post, now, random.random())
+        elif process.role is Role.QUARANTINE:
+            self._restarts.ran(process.post)
+        elif process.role is Role.WORKER:
+            self._restarts.exited_late(now)
 
     def _record_exit(
         self, process: SupervisedProcess, exit_status: ExitStatus, seat: SeatView, now: float

@@ -78,7 +78,7 @@ def server() -> Iterator[Server]:
         yield GivenServer(dsn=given, version=version[0].split()[0])
         return
     checkout = hashlib.sha256(os.fsencode(Path(__file__).resolve().parent.parent)).hexdigest()[:8]
-    # Runs beside each other see each other's sessions, and locks, unless each has its own.
+    # Concurrent runs see each other's sessions and locks, unless each has its own server.
     beside = os.environ.get("CMDBUS_TEST_BESIDE", "")
     directory = state_directory() / f"test-{checkout}{beside}-pg{find_programs().major}"
     with _started(directory) as own:
@@ -86,9 +86,9 @@ def server() -> Iterator[Server]:
 
 
 def _started(directory: Path) -> EmbeddedPostgres:
-    """The tests' own server; its cluster is made anew if it has not outlived the machine.
+    """The tests' own server; its cluster is made again if the machine has crashed.
 
-    Without fsync, and with databases in memory, it will not when the power goes.
+    Without fsync, and with databases in memory, it does not survive a loss of power.
     """
     server = EmbeddedPostgres(directory, durable=False)
     try:

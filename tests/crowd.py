@@ -1,4 +1,4 @@
-"""A queue with so many rows that no statement can read all of them in its time."""
+"""A queue with more rows than a statement can read within its timeout."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -240,7 +240,7 @@ class Fleet(Supervisor):
         self.await_outcomes(ids, {("COMPLETED", 1): len(ids)}, within)
 
     def effects(self, ids: Sequence[UUID]) -> Counter[int]:
-        """How many commands have so many effects."""
+        """The number of commands by their number of effects."""
         rows = self.query(
             "SELECT count(e.command_id) FROM unnest(%s::uuid[]) c (id)"
             " LEFT JOIN effect e ON e.command_id = c.id GROUP BY c.id",

@@ -1,4 +1,4 @@
-"""Handlers that do to their process whatever handlers can do, for fleets under test."""
+"""Handlers that do to their process all that a handler can do, for fleets under test."""
 
 import ctypes
 import faulthandler
@@ -146,7 +146,7 @@ def use_up_files(command: Command, context: Context) -> None:
 
 @registry.handler("shop", "CloseFiles")
 def close_files(command: Command, context: Context) -> None:
-    """As a daemon does at its start; here they are the sessions and the wires of its process."""
+    """As a daemon does at its start; here it closes sessions and the process's wake pipes."""
     os.closerange(3, 1000)
 
 

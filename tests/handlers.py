@@ -131,7 +131,7 @@ def connect(dsn: str, **settings: Any) -> psycopg.Connection:
 def claim(
     statements: ClaimStatements, connection: psycopg.Connection, count: int = 1
 ) -> list[Claim]:
-    """At most so many of type Debit of `payments`."""
+    """At most `count` commands of type Debit of `payments`."""
     request = ClaimRequest(count, 0, ["payments"], ["payments Debit"], [], {})
     return statements.settle_and_claim(connection, [], request)[1]
 

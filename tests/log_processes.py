@@ -41,7 +41,7 @@ def ended(child: Child, within: float = 20.0) -> ExitStatus:
 
 @contextmanager
 def pipe() -> Iterator[tuple[int, int]]:
-    """As narrow as there are, so that it is soon full."""
+    """Of the smallest capacity that there is."""
     ends = os.pipe()
     fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, SMALLEST_PIPE)
     try:

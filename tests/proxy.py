@@ -46,7 +46,7 @@ class Proxy(PlainProxy):
         self._muted = self._accepted
 
     def freeze(self, new_ones: bool = False) -> None:
-        """Nothing arrives any more on the present connections, which stay open."""
+        """From now on nothing arrives on the present connections, which stay open."""
         self._frozen = self._accepted
         self._all_frozen = new_ones
 

@@ -90,7 +90,7 @@ def move_to_troubleshooting(
 def slow_down_inserts(
     connection: psycopg.Connection, seconds: float, table: str = "ready", condition: str = "true"
 ) -> None:
-    """Each row that meets the condition takes so long."""
+    """Each insert of a row that meets the condition takes `seconds`."""
     connection.execute(
         f"""
         CREATE OR REPLACE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS

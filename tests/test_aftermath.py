@@ -209,6 +209,21 @@ def test_the_exit_record_names_process_verdict_and_cause() -> None:
     assert record.verdict is Verdict.NONE and record.quarantined
 
 
+@pytest.mark.parametrize(
+    ("process", "status", "ran_nothing"),
+    [
+        (QUARANTINE, Exit.DONE, True),
+        (replace(QUARANTINE, commands=1), Exit.DONE, False),
+        (QUARANTINE, CRASH, False),
+        (worker(**ORDERED), Exit.DONE, False),
+    ],
+)
+def test_only_a_quarantine_process_that_leaves_by_itself_may_have_run_nothing(
+    process: ProcessView, status: ExitStatus | Exit, ran_nothing: bool
+) -> None:
+    assert after(process, status, IDLE).ran_nothing is ran_nothing
+
+
 def test_a_slot_that_timed_out_and_is_settled_keeps_no_process_busy() -> None:
     """Its thread may hang for ever: a stop that leaves nothing else has finished everything."""
     assert is_busy(RUNNING) and not is_busy(TIMED_OUT)

@@ -1,4 +1,4 @@
-"""A node that says that it waits: whatever a sender does meanwhile, its command is looked for.
+"""A node that announces its wait finds a command whatever its sender does meanwhile.
 
 Each test holds one interleaving of sender and steward open by hand.
 """

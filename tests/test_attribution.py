@@ -113,14 +113,14 @@ def claim(losses: int = 0) -> Claim:
 
 
 def losses_of(attribution: Attribution) -> list[int]:
-    """So many does a command have afterwards that had none, one and two before."""
+    """The losses afterwards of commands that had none, one and two before."""
     return [before + attribution.losses(claim(before)) for before in range(3)]
 
 
 #: Signals by which something else ends a process.
 OUTSIDE = ("KILL", "TERM", "INT", "HUP", "QUIT")
 ONE_MORE = [1, 2, 3]
-#: At least as many as make it run alone, and one more in any case.
+#: At least two, which make a command a suspect, and one more in any case.
 SUSPECT = [2, 2, 3]
 AS_BEFORE = [0, 1, 2]
 
@@ -231,7 +231,7 @@ def test_a_command_that_came_into_the_slot_later_is_not_charged(ended: ExitRecor
     ],
 )
 def test_all_commands_of_a_crash_without_a_known_cause_are_suspects(ended: ExitRecord) -> None:
-    """They run alone next time; innocents are never charged."""
+    """They run in quarantine next time, and none is charged for this crash."""
     attribution = attribute(SEAT, ended, "")
     assert attribution.causes == {} and losses_of(attribution) == SUSPECT
 

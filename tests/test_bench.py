@@ -70,7 +70,7 @@ def test_an_idle_fleet_is_better_the_less_it_sends(dsn: str) -> None:
 
 @pytest.mark.process
 def test_cpu_is_read_of_all_processes_while_a_drain_is_steady(dsn: str) -> None:
-    """The rows that are filled together are printed together, whichever is asked for."""
+    """The rows that one measurement fills are printed together, whichever was requested."""
     done = run("bench", "drain-cpu", "--dsn", dsn, "--rounds", "1", "--commands", "20000")
     assert done.stdout, done.stderr
     rate, cpu = map(json.loads, done.stdout.splitlines()[:2])

@@ -138,8 +138,8 @@ def test_a_place_that_is_missing_is_named(tmp_path: Path) -> None:
         (lambda raw: raw[:20], "only 20 bytes"),
         (lambda raw: b"#" * len(raw), "something else"),
         (
-            lambda raw: raw[:8] + (9).to_bytes(8, "little") + raw[16:],
-            f"version 9, .* knows {VERSION}",
+            lambda raw: raw[:8] + (VERSION + 1).to_bytes(8, "little") + raw[16:],
+            f"version {VERSION + 1}, .* knows {VERSION}",
         ),
         (lambda raw: raw[:16] + (5).to_bytes(8, "little") + raw[24:], "damaged"),
         (lambda raw: raw[:16] + (-5).to_bytes(8, "little", signed=True) + raw[24:], "damaged"),

@@ -1,4 +1,4 @@
-"""A claim reads what it claims, and not the backlog, whatever the statistics say."""
+"""A claim reads the rows that it claims, and not the backlog, whatever the statistics are."""
 
 import psycopg
 import pytest

@@ -50,6 +50,20 @@ def test_without_a_word_everything_has_the_documented_default() -> None:
     assert set(sources().values()) == {"default"}
 
 
+def test_a_variable_whose_name_is_mistyped_is_warned_of_without_its_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("THREAD", "DNS", "PG_BIN", "RUN_AS", "DSN_FILE", "OF_THE_APPLICATION"):
+        monkeypatch.setenv(f"CMDBUS_{name}", SECRET)
+    shown = supervise("--check", "--procs", "1", "--dsn", "host=/nonexistent").stderr
+    assert shown.splitlines()[:2] == [
+        "Warning: the environment variable CMDBUS_DNS sets nothing: did you mean 'CMDBUS_DSN'?",
+        "Warning: the environment variable CMDBUS_THREAD sets nothing: did you mean "
+        "'CMDBUS_THREADS'?",
+    ]
+    assert "sets nothing" not in "".join(shown.splitlines()[2:]) and SECRET not in shown
+
+
 def test_every_option_reaches_the_settings() -> None:
     assert settings_of(
         *("--app", "shop:registry", "--dsn", "host=db", "--schema", "other", "--procs", "4"),

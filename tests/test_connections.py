@@ -1,4 +1,5 @@
-"""The bus and its connections: repeated once when they die, in a forked child anew."""
+"""The bus and its connections: a call is repeated once when one dies, and a forked child opens its
+own."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -90,7 +90,7 @@ def test_results_are_checked_by_the_same_rules_under_their_own_name() -> None:
     "text", ["[" * 100_000 + "]" * 100_000, "9" * 5000, "1e5000", '{"a": -1e999}', "nonsense", ""]
 )
 def test_what_others_wrote_and_this_python_cannot_decode_is_a_value(text: str) -> None:
-    """A row must not stop its neighbours."""
+    """One row must not keep the others of its claim from running."""
     found = decode(text)
     assert isinstance(found, Undecodable)
     assert found.text == text

@@ -49,7 +49,7 @@ def test_a_delay_across_a_change_of_clocks_is_exact(
 
 
 def test_a_time_means_the_same_in_bulk_as_alone(bus: CommandBus) -> None:
-    """Twice a year an hour comes twice: its fold tells the second one."""
+    """Once a year an hour comes twice, and `fold` marks the second one."""
     runs_at = datetime(2099, 10, 25, 2, 30, tzinfo=BERLIN, fold=1)
     one = bus.send("payments", "Debit", run_at=runs_at)
     [many] = bus.send_many([SendRequest("payments", "Debit", run_at=runs_at)])

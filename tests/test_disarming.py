@@ -89,7 +89,7 @@ def test_what_was_being_scheduled_when_the_next_look_was_put_off_is_looked_for(
 
 @contextmanager
 def leader(steward: Steward) -> Iterator[tuple[NodeWaiter, WakePipe]]:
-    """Of the node's only worker, and the wire by which it calls the steward."""
+    """That of the node's only worker, and the pipe by which it wakes the steward."""
     steward_pipe = WakePipe(1)
     node = Node(
         board=steward.board,
@@ -125,7 +125,7 @@ def test_a_leader_that_parks_after_the_number_was_cleared_calls(steward: Steward
 def test_a_leader_that_parked_before_the_number_is_cleared_is_seen_afterwards(
     steward: Steward, bus: CommandBus
 ) -> None:
-    """It has not called; so the steward looks again at once, and arms anew."""
+    """It has not woken the steward, which therefore steps again immediately, and arms again."""
     with leader(steward) as (waiter, steward_pipe):
         number = steward.arm()
         parks(waiter, steward)

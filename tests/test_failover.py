@@ -10,9 +10,9 @@ import pytest
 from eventually import eventually
 from guarded import Guarded
 from handlers import handling, running
+from preflights import checks
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
-from test_preflight import checks
 
 from cmdbus import CommandBus, Status
 from cmdbus.database.schema import install

@@ -1,5 +1,5 @@
-"""The fence: what was lost is settled, renewed and released by its next claimer alone; and
-where each outcome goes."""
+"""The fence: a lost claim is settled, renewed and released by the next claimer alone; and where
+each outcome goes."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Whoever of a fleet is killed has a successor at once, and what it held is handed back."""
+"""A process of a fleet that is killed is replaced immediately, and its claims are released."""
 
 import re
 import signal
@@ -16,7 +16,7 @@ from cmdbus.board.records import ClaimState, Role
 from cmdbus.database.schema import install
 from cmdbus.database.session_names import session_name
 
-#: So long that no lease ends during a test: whatever runs again was handed back.
+#: No lease ends during a test: a command that runs again was released.
 PATIENT: Mapping[str, float] = {
     "statement_timeout": 25,
     "pool_timeout": 30,
@@ -200,7 +200,7 @@ def test_a_board_of_another_database_harms_nobody(dsn: str, empty_dsn: str, tmp_
 def test_a_suspect_that_is_locked_starts_process_after_process_in_longer_and_longer_pauses(
     fleet: Fleet, bus: CommandBus, connection: psycopg.Connection, dsn: str
 ) -> None:
-    """A stranger's open transaction may last for hours."""
+    """The transaction of another program may stay open for hours."""
     bus.pause("shop")
     ids = fleet.send("Noop")
     connection.execute("UPDATE cmdbus.ready SET losses = 2")

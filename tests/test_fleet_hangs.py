@@ -1,5 +1,5 @@
-"""Whatever a command does to its thread or its process: it is found, it alone is charged, and
-the fleet is whole again."""
+"""Whatever a command does to its thread or its process: it is found, no other is charged, and the
+fleet is whole again."""
 
 import signal
 import time
@@ -49,8 +49,8 @@ def stay_stopped(pids: list[int], seconds: float) -> None:
 
 
 def test_a_command_that_hangs_is_given_up_and_its_process_replaced(fleet: Fleet) -> None:
-    """At layer 4 the attempt ends, with its stack; at layer 5 the process leaves. The
-    stuck thread counts once, its neighbours run on, and the other process stays."""
+    """At the thread timeout the attempt fails, with its stack; if the thread stays stuck, the
+    process stops. It counts once, other commands run on, and the other process stays."""
     before = fleet.pids()
     (id,) = fleet.send("Hang", max_attempts=1)
     (gil_holder,) = eventually(lambda: fleet.executing("Hang"))
@@ -197,7 +197,7 @@ def test_a_command_that_replaces_the_clock_and_hangs_is_given_up(fleet: Fleet) -
 
 @pytest.mark.fleet(watchdog_timeout=2.1)
 def test_no_process_is_killed_because_the_supervisor_was_stopped(fleet: Fleet) -> None:
-    """First it alone, then the whole fleet, for longer than the watchdog."""
+    """First the supervisor only, then the whole fleet, for longer than the watchdog timeout."""
     before = fleet.pids()
     kill(fleet.pid, signal.SIGSTOP)
     ids = fleet.send("Debit", 20, data=0.1)

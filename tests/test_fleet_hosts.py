@@ -18,7 +18,7 @@ from cmdbus.board.health import Health
 
 pytestmark = pytest.mark.fleet
 
-#: From the link's end to the last thread that knows, as promised.
+#: From the link's end until the last thread has noticed it.
 NOTICED_S = 10.0
 
 

@@ -33,10 +33,8 @@ if "cmdbus.worker.boot.process" in sys.modules:
 
 def order_again(fleet: Fleet, number: signal.Signals) -> bool:
     """Sends it until it counts as a second order."""
-    if len(fleet.logged("stopping within")) > 1:
-        return True
     fleet.send_signal(number)
-    return False
+    return len(fleet.logged("stopping within")) > 1
 
 
 def test_a_fleet_starts_runs_and_stops_and_leaves_nothing(fleet: Fleet) -> None:
@@ -161,7 +159,7 @@ def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
 def test_a_second_supervisor_of_a_name_is_refused_also_if_the_pidfile_was_removed(
     fleet: Fleet,
 ) -> None:
-    """Programs that remove old files do that. The board is locked, and the pidfile comes back."""
+    """Programs that remove old files do that. The board is locked, and the pidfile is put back."""
     ids = fleet.start_gates(8)
     first, pidfile = fleet.process, fleet.directory / "cmdbus.pid"
     for refusals in (1, 2):

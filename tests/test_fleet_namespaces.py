@@ -40,7 +40,7 @@ def test_as_process_1_it_reaps_orphans_and_signals_nobody_who_has_a_dead_ones_nu
         now = fleet.pids()
         first.send_signal(signal.SIGHUP)
         after = fleet.await_successors(now.values())
-        fleet.succeeded(successor)  # None of its threads takes a number that is to be a stranger's.
+        fleet.succeeded(successor)  # None of its threads takes a pid that a stranger is to have.
         for pid in now.values():
             strangers.enter_context(inside.taken(pid))
         ids = fleet.send("Debit", 50)

@@ -113,7 +113,7 @@ def test_a_steward_without_descriptors_works_again_when_it_has_some(
     steward = fleet.steward()
     assert steward is not None
     before = resource.prlimit(steward, resource.RLIMIT_NOFILE)
-    # Room for one client, and for no session beside it.
+    # One client fits, and no session in addition.
     most = highest_descriptor(steward) + 2
     resource.prlimit(steward, resource.RLIMIT_NOFILE, (most, before[1]))
     assert "cmdbus_queue_depth{" not in fleet.ask("/metrics")[1]
@@ -237,8 +237,8 @@ def test_a_slot_that_was_given_up_gets_a_thread_when_there_is_room(fleet: Fleet)
 
 @pytest.mark.fleet(started=False)
 def test_a_command_that_takes_all_memory_goes_to_a_person_and_charges_nobody(fleet: Fleet) -> None:
-    """The kernel kills its process; at the second loss it runs alone, the third one is
-    its last. What ran beside it runs again."""
+    """The kernel kills its process; after the second loss it runs in quarantine, and the third
+    ends it. Other commands of its process run again."""
     with control_group("memory") as group:
         group.limit(300 << 20)
         start_in(group, fleet)

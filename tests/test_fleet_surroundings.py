@@ -93,8 +93,8 @@ def test_pipes_and_huge_files_where_stacks_are_written_keep_no_other_waiting(fle
 def test_fleets_of_different_names_share_a_database_and_a_directory(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Neither takes the other for a dead one of its name, whatever the names; what
-    one leaves when all of it is killed, the other runs when its leases end."""
+    """Neither takes the other for a dead one of its name, whatever the names; the claims of
+    one that is killed are run by the other when their leases end."""
     make_effects(dsn)
     with (
         unstarted(dsn, tmp_path, alone=False, name="cmdbus.board") as second,

@@ -109,7 +109,7 @@ def test_a_burst_wakes_every_process_though_it_is_one_notification(
     eventually(lambda: len(fleet.executing("Sleep")) == 8)
     fleet.await_completed(ids, within=15)
     heard = [notification.payload for notification in connection.notifies(timeout=0)]
-    # Another one for each time that a busy machine gives back what it had prefetched.
+    # One more for each time that a busy machine releases commands that it has prefetched.
     assert {*heard} == {"shop"} and len(heard) < 4, heard
     shares = [int(count) for count, _ in fleet.query(_SHARES)]
     assert len(shares) == 4 and max(shares) <= 3 * min(shares), shares
@@ -149,7 +149,7 @@ def cpu_seconds(fleet: Fleet) -> float:
 
 @pytest.mark.fleet(procs=1, threads=2, poll_interval=600)
 def test_what_is_due_runs_on_time_and_never_before(fleet: Fleet, other: Fleet) -> None:
-    """Also a second timer, an earlier one, and a retry; with another node beside."""
+    """Also a second timer, an earlier one, and a retry; while another node runs."""
     await_rest(fleet, other)
     ids = [id for delay in (1.2, 0.6, 0.9, 0.3) for id in fleet.send("Noop", delay=delay)]
     fleet.await_completed(ids)
@@ -205,7 +205,7 @@ def test_a_steward_one_of_whose_threads_ends_is_replaced(fleet: Fleet, tmp_path:
 
 @pytest.mark.fleet(threads=2, poll_interval=600)
 def test_a_listener_that_is_ended_listens_again_and_looks(fleet: Fleet) -> None:
-    """What was sent in the gap, notifications that a stranger forges, and payloads of any kind."""
+    """Sends in the gap are found; forged notifications and odd payloads do no harm."""
     await_rest(fleet)
     [steward] = fleet.look().with_role(Role.STEWARD)
     fleet.query(
@@ -225,8 +225,8 @@ def test_a_listener_that_is_ended_listens_again_and_looks(fleet: Fleet) -> None:
 def test_without_notifications_the_poll_finds_everything(
     fleet: Fleet, connection: psycopg.Connection
 ) -> None:
-    """Senders that switch them off; and a listening session that is ended again and again, of
-    which the board tells."""
+    """Those of senders that switch them off; and while the listening session is ended again and
+    again, as the board shows."""
     await_rest(fleet)
     with connection.transaction():
         connection.execute("SET LOCAL cmdbus.notify = off")

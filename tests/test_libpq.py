@@ -1,4 +1,4 @@
-"""What libpq reads besides the DSN applies; what the bus relies on holds whatever that is."""
+"""Settings that libpq reads besides the DSN apply, and break nothing that the bus relies on."""
 
 import os
 from pathlib import Path
@@ -50,7 +50,8 @@ def test_the_environment_applies_and_the_dsn_wins(monkeypatch: pytest.MonkeyPatc
     }.items():
         monkeypatch.setenv(name, value)
     parts = dsns.complete_producers(dsns.parse("host=db"))
-    assert "-c work_mem=1MB" in parts["options"]
+    settings = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+    assert f"{settings} -c work_mem=1MB" in parts["options"], "which may set others"
     assert (parts["application_name"], parts["connect_timeout"]) == ("mine", "4")
     assert parts["target_session_attrs"] == "prefer-standby"
     own = dsns.complete_producers(dsns.parse("connect_timeout=9 options='-c work_mem=2MB'"))

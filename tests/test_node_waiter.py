@@ -251,7 +251,7 @@ def test_while_the_steward_listens_workers_do_not_poll(
 
 
 class Leaders:
-    """Threads that claim, when they are woken, as many as there are and at most so many at once.
+    """Threads that claim when they are woken: all items that there are, and at most `at_once`.
     The first runs of `together` of them end together."""
 
     def __init__(self, fleet: Fleet, workers: int, items: int, at_once: int, together: int) -> None:

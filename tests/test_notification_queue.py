@@ -52,7 +52,7 @@ def usage(connection: psycopg.Connection) -> float:
 
 
 def test_a_full_queue_of_notifications_fails_no_sender(small_dsn: str, tmp_path: Path) -> None:
-    """Senders, whatever becomes due, and replies. Workers poll meanwhile."""
+    """Senders, commands that become due, and replies. Workers poll meanwhile."""
     with supervised(small_dsn, tmp_path, poll_interval=2, procs=1) as fleet:
         due = fleet.send("Noop", 5, delay=2)
         answered = fleet.send("FailOnce", delay=2, reply_to="shop")

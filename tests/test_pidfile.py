@@ -179,7 +179,7 @@ def test_a_child_that_has_closed_it_does_not_hold_it(path: Path) -> None:
 
 @pytest.mark.process
 def test_a_child_that_a_killed_one_had_just_forked_is_waited_for(path: Path) -> None:
-    """It has not closed it yet; and a refusal would be for good."""
+    """It has not closed the pidfile yet; and a refusal would be final."""
     notices, teller = os.pipe()
     kept, keeper = os.pipe()
 

@@ -295,7 +295,7 @@ def test_one_after_another_is_reloaded_and_the_steward_last() -> None:
 
 
 def test_a_successor_that_died_early_is_followed_by_the_next_after_its_pause() -> None:
-    """A new application that crashes is no restart storm beside the old one."""
+    """A new application that crashes causes no restart storm while the old one runs."""
     there = fleet(worker(0), worker(1), app=1)
     later = {(Role.WORKER, 0): NOW + 2}
     assert decided(replace(there, not_before=later)) == [started(1, Restart.RELOADED)]

@@ -212,7 +212,7 @@ def test_an_interrupt_at_any_line_leaves_a_pool_that_lends(dsn: str) -> None:
     def borrow() -> None:
         with pool.connection() as connection:
             connection.execute("SELECT 1")
-            # Opened anew the next time, as the first time.
+            # Opened again the next time, as the first time.
             connection.close()
 
     for line in count():

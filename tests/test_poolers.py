@@ -10,8 +10,8 @@ import pytest
 from fleet import supervised
 from guarded import Guarded
 from pooler import is_installed, pgbouncer
+from preflights import checks
 from psycopg_pool import ConnectionPool
-from test_preflight import checks
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.readiness import Finding

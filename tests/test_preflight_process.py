@@ -70,6 +70,17 @@ def test_an_app_that_hangs_or_dies_while_it_is_imported_is_named(
     capfd.readouterr()
 
 
+def test_a_low_limit_on_open_files_is_warned_of(app: Path, dsn: str) -> None:
+    """That of the application, if it sets one."""
+    app.write_text(
+        f"{APP}import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
+    )
+    assert "files" not in in_child(dsn, threads=100)
+    found = in_child(dsn, procs=300)["files"]
+    assert found.finding is Finding.WARNING
+    assert "256 files at a time, and one of this fleet needs 324" in found.sentence
+
+
 def test_a_lack_of_descriptors_is_waited_for(
     app: Path, dsn: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

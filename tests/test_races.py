@@ -77,7 +77,7 @@ def end_sessions_at_once(dsn: str) -> None:
 def test_a_send_that_commits_between_the_flag_and_the_barrier_is_found(
     dsn: str, bus: CommandBus, registry: HandlerRegistry
 ) -> None:
-    """Of a worker that has no steward: that sender is no writer any more."""
+    """By a worker without a steward: the sender is no longer among the writers to wait for."""
     with (
         psycopg.connect(dsn) as sender,
         held(points.ARMED) as arming,

@@ -47,7 +47,7 @@ def test_every_page_is_linked_from_the_readme() -> None:
 
 
 def test_files_that_pages_name_exist() -> None:
-    """In prose, a path begins in a directory of the checkout, or beside the page."""
+    """In prose, a path begins in a directory of the checkout, or in that of the page."""
     for page in pages():
         for name in re.findall(
             r"`((?:common|worker|supervisor|scripts|tests)/[\w/.@-]+)`", page.read_text()

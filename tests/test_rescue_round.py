@@ -12,6 +12,7 @@ from queries import scalar
 
 from cmdbus import CommandBus
 from cmdbus.board.board import Board, Node
+from cmdbus.board.layout import PROCESS_AT
 from cmdbus.board.records import ExitRecord, Role
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.worker.claims.claim_statements import ClaimStatements
@@ -54,3 +55,29 @@ def test_sessions_that_do_not_end_hold_up_neither_other_rescues_nor_the_steward(
             assert rescues.run(connection) < 1, "some are left"
             assert time.monotonic() < began + ROUND_SECONDS / 2
         assert scalar(connection, "SELECT count(*) FROM cmdbus.ready WHERE claimer IS NULL") == 1
+
+
+def test_a_process_that_was_killed_while_it_showed_a_heartbeat_is_rescued(
+    dsn: str, bus: CommandBus, tmp_path: Path
+) -> None:
+    """Its record is torn."""
+    bus.send("payments", "Debit")
+    with ExitStack() as opened:
+        board, worker_pipe, steward_pipe = Board.in_memory(2, 2), WakePipe(8), WakePipe(1)
+        for each in (board, worker_pipe, steward_pipe):
+            opened.callback(each.close)
+        seat, statements = board.seat(1), ClaimStatements("cmdbus", 30)
+        seat.assign(Role.WORKER, number=1, generation=1)
+        seat.enter(pid=4711, generation=1, now=1)
+        seat.register(statements.incarnation)
+        connection = opened.enter_context(connect(dsn))
+        statements.register(connection, "dead")
+        assert claim(statements, connection)
+        board.cells[seat.at + PROCESS_AT + 1] += 1
+        assert board.seat_view(1).pid is None
+        seat.record_exit(1, ExitRecord(generation=1, pid=4711, signal=signal.SIGKILL))
+        node = Node(
+            board=board, seat=board.seat(0), worker_pipe=worker_pipe, steward_pipe=steward_pipe
+        )
+        RescueRound(node, ClaimStatements("cmdbus", 30), REGISTRY, tmp_path).run(connection)
+        assert scalar(connection, "SELECT claimer FROM cmdbus.ready") is None

@@ -98,7 +98,7 @@ def test_a_whole_fleet_that_dies_at_boot_is_given_up_within_a_minute() -> None:
         at = dict.fromkeys(range(wanted), NOW)
         while True:
             number = min(at, key=lambda n: at[n])
-            now = at[number] + 0.3  # It dies so long after its start.
+            now = at[number] + 0.3  # 0.3 s after its start it dies.
             starts += 1
             at[number] = now + restarts.exited_early((Role.WORKER, number), now, dice.random())
             if restarts.too_many(wanted, now):

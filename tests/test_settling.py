@@ -1,5 +1,5 @@
-"""How many outcomes one settlement has; and executions whose claims have no row any more: each is
-counted once, and its claim is freed."""
+"""The size of a settlement; and executions whose claims no longer have a row: each is counted once,
+and its claim is freed."""
 
 import threading
 from collections.abc import Iterator

@@ -226,6 +226,7 @@ def test_domains_are_paused_and_resumed(bus: CommandBus, run: Run) -> None:
         "is that its name?\n"
     )
     assert [record.paused for record in bus.domains()] == [True, True]
+    assert done(run("pause", "payment")).endswith(": did you mean 'payments'?\n")
     result = json.loads(done(run("resume", "payments", "--json")))
     assert result == {"domains": ["payments"], "paused": False, "unknown": []}
     assert [record.paused for record in bus.domains("payments")] == [False]

@@ -310,7 +310,7 @@ def test_a_thread_that_a_handler_left_behind_gets_no_connection(dsn: str, bus: C
 def test_a_thread_that_cannot_be_replaced_keeps_no_lease_from_being_renewed(
     dsn: str, bus: CommandBus
 ) -> None:
-    """A stranger holds the row of a command that hangs; another one runs long."""
+    """Another session has locked the row of a command that hangs; a second command runs long."""
     hangs, runs = Gate(), Gate()
     registry = handling(hangs, "Hang", timeout=0.2, retry=ONCE)
     registry.register("payments", "Long", runs, timeout=60)

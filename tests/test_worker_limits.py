@@ -1,5 +1,4 @@
-"""What a worker takes from its database: so many connections, with such limits, and what it
-does when there are none."""
+"""The number of a worker's connections, their limits, and its behaviour when there are none."""
 
 import pytest
 from eventually import eventually

@@ -1,4 +1,4 @@
-"""What a worker tells of itself: counters, and its health."""
+"""A worker's metrics: counters, and its health."""
 
 import time
 from itertools import count

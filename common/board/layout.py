@@ -21,7 +21,7 @@ cells of a seat
   resident memory in bytes      the supervisor                      metrics, ps
   given to a worker             the supervisor                      probes
 | PROCESS pid generation        its process's main thread           supervisor, steward, ps
-    incarnation since ready due
+    since ready due
     levels of health
 | EXIT generation pid signal    the supervisor                      steward
     code verdict slot token
@@ -30,6 +30,7 @@ cells of a seat
 | parked                        the leader                          steward, ps
   overflowed                    threads that claim, under a lock    steward
   rescued                       the steward                         supervisor
+  incarnation                   its process's main thread           steward
 | claims, each state id token   the thread that has the command     steward
     command id                    at that moment; see ClaimTable
 | COMMAND TYPES, each domain    its process, under a lock;          metrics
@@ -69,7 +70,7 @@ from struct import Struct
 
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
 #: Raise it with each change of a position, a record or a number that is written.
-VERSION = 8
+VERSION = 9
 
 LINE = 8  # cells
 CELL = 8  # bytes
@@ -101,6 +102,7 @@ EXIT_AT = 3 * LINE
 PARKED = 5 * LINE
 OVERFLOWED = PARKED + 1
 RESCUED = PARKED + 2
+INCARNATION = PARKED + 3
 CLAIMS = 6 * LINE
 CLAIM_COUNT = 512
 CLAIM_CELLS = 5

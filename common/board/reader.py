@@ -89,6 +89,7 @@ class Reader:
             exit=exit_record,
             rescued=exit_record is not None and cells[at + offsets.RESCUED] == generation,
             parked=_positive(cells[at + offsets.PARKED]),
+            incarnation=_positive(cells[at + offsets.INCARNATION]) if is_used else None,
             slots=tuple(self._slots(at)) if is_used else (),
             claims=tuple(self._claims(at)) if is_used and claims else (),
             complete=cells[at + offsets.OVERFLOWED] == 0,

@@ -108,7 +108,6 @@ class ProcessRecord:
 
     pid: int | None = None
     generation: int = 0
-    incarnation: int | None = None
     since: int | None = None
     #: The time at which it began to claim.
     ready: int | None = None

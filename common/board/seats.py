@@ -45,6 +45,9 @@ class Seat:
     parked = Cell(offsets.PARKED)
     #: Written by the steward: the generation of the dead process that it has rescued.
     rescued = Cell(offsets.RESCUED)
+    #: The number of its process in the database. Not in the record of heartbeats: a process that is
+    #: killed while it writes that has claims to release, too.
+    incarnation = Cell(offsets.INCARNATION)
 
     def __init__(self, memory: BoardMemory, layout: Layout, seat: int) -> None:
         self._memory = memory
@@ -106,7 +109,7 @@ class Seat:
         self._publish(pid=pid, generation=generation, since=now, due=due)
 
     def register(self, incarnation: int) -> None:
-        self._publish(incarnation=incarnation)
+        self.incarnation = incarnation
 
     def ready(self, now: int) -> None:
         self._publish(ready=now)

@@ -71,6 +71,8 @@ class SeatView(ProcessRecord):
     #: The claims of the dead process are released.
     rescued: bool = False
     parked: int | None = None
+    #: The number of its process in the database.
+    incarnation: int | None = None
     #: Only those that a thread has, or had when its process died.
     slots: tuple[SlotView, ...] = ()
     claims: tuple[ClaimView, ...] = ()

@@ -35,7 +35,14 @@ _DEFAULTS = {
 
 #: Settings that reading results and writing arrays rely on; for DateStyle see Session.
 _PARSED = {"IntervalStyle": "postgres", "array_nulls": "on", "extra_float_digits": "1"}
-_PRODUCERS = {"default_transaction_isolation": "read committed"}
+#: The server's keepalives, which end a session whose client is gone within about 25 seconds, and
+#: with it what waits for its transaction: a COPY has no other limit.
+_PRODUCERS = {
+    "default_transaction_isolation": "read committed",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
 #: Off for a role or a database, it would keep due commands waiting for the fallback poll.
 _WORKERS = {"cmdbus.notify": "on"}
 

@@ -13,7 +13,7 @@ _TWINS = "chaos.twin"
 #: While one of these goes on, or shortly after, a session may wait longer than it should.
 _FREEZING = (
     *("stop-", "freeze-", "gil", "stuck", "proxy-", "link-", "server-"),
-    *("lock-table", "snapshot", "deadlock", "migrate", "too-many"),
+    *("lock-", "snapshot", "deadlock", "migrate", "too-many"),
 )
 _THAWED_S = 12.0
 

@@ -112,6 +112,16 @@ def lock_table(rig: Rig, fault: Fault) -> None:
         time.sleep(fault.lasts)
 
 
+@Kind("lock-rows", "a stranger locks claimed rows", lasts=(0.3, 4.0), hurts=Hurts.ALL)
+def lock_rows(rig: Rig, fault: Fault) -> None:
+    with rig.connect() as connection, connection.transaction():
+        connection.execute("SET LOCAL lock_timeout = '1s'")
+        connection.execute(
+            "SELECT FROM cmdbus.ready WHERE claimer IS NOT NULL AND random() < 0.5 FOR UPDATE"
+        )
+        time.sleep(fault.lasts)
+
+
 @Kind(
     "too-many",
     "strangers have all connections",

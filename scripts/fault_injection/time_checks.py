@@ -11,7 +11,7 @@ from fault_injection.history import History, Move, Recovery
 #: Faults that keep a steward, or the worker whose claim it renews, from the database or a CPU.
 _KEEPS_AWAY = (
     *("stop-", "freeze-", "gil", "stuck", "server-", "outage", "restore", "link-"),
-    *("proxy-silent", "proxy-trickle", "proxy-cut", "end-sessions", "lock-table", "migrate"),
+    *("proxy-silent", "proxy-trickle", "proxy-cut", "end-sessions", "lock-", "migrate"),
     *("too-many", "deny", "read-only", "no-standby", "fork-fails", "no-descriptors"),
     *("kill-steward", "kill-supervisor", "end-supervisor", "kill-at-armed", "kill-at-promoted"),
     *("kill-at-in-rescue", "kill-at-after-rescue", "kill-at-before-fork", "kill-at-in-child"),

@@ -1,5 +1,6 @@
 """The settings of a supervisor: from options, the environment and a file, and which of these."""
 
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from cmdbus.timeouts import Timeouts
 #: The files of the working directory that may hold settings.
 _OWN, _SHARED = "cmdbus.toml", "pyproject.toml"
 _MAX_BYTES = 1024**2
+#: Of the environment variables that are read; and the rest of those that no option has.
+_PREFIX, _NOT_SETTINGS = "CMDBUS_", {"PG_BIN", "RUN_AS"}
 #: The texts of --check for settings without a value.
 _WITHOUT = {
     "dsn": "none; an embedded PostgreSQL",
@@ -97,6 +100,17 @@ def entries(context: click.Context) -> Iterator[Entry]:
             source = context.meta.get(DSN_FROM) if name == "dsn" else None
             value = _plain(name, given[name])
             yield Entry(_dashed(name), value, source or origin(context, parameter))
+
+
+def mistyped_variables(context: click.Context) -> Iterator[str]:
+    """A sentence for each variable of the environment that sets nothing and whose name is near to
+    one that does. Others may be the application's."""
+    names = {(each.name or "").upper() for each in context.command.params}
+    ours = [name.removeprefix(_PREFIX) for name in os.environ if name.startswith(_PREFIX)]
+    for name in sorted(set(ours) - names - _NOT_SETTINGS):
+        # Compared without what they have in common, which makes all of them look near.
+        if question := did_you_mean(name, names).replace("'", f"'{_PREFIX}", 1):
+            yield f"the environment variable {_PREFIX}{name} sets nothing: {question}"
 
 
 def _given(context: click.Context) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cmdbus.checks import did_you_mean
 from cmdbus.supervisor.cli.options import audit_options, option, time_option
 from cmdbus.supervisor.cli.output import UNITS, Shown, age, audit_lines, table
 from cmdbus.supervisor.cli.parameters import NO_LIMIT, limit, span
@@ -79,12 +80,14 @@ def _set_paused(
     bus: "CommandBus", domains: tuple[str, ...], paused: bool, remark: dict[str, Any]
 ) -> Shown:
     unknown = [domain for domain in domains if not bus.query(domain, limit=1)]
+    others = {record.domain for record in bus.domains()}.difference(unknown) if unknown else ()
     lines = []
     for domain in domains:
         (bus.pause if paused else bus.resume)(domain, **remark)
         lines.append(f"{'paused' if paused else 'resumed'} {domain}")
         if domain in unknown:
-            lines[-1] += ", but no command was ever sent to it, or none is kept: is that its name?"
+            question = did_you_mean(domain, others) or "is that its name?"
+            lines[-1] += f", but no command was ever sent to it, or none is kept: {question}"
     return {"domains": domains, "paused": paused, "unknown": unknown}, lines
 
 

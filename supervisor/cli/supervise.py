@@ -16,7 +16,7 @@ from cmdbus.exits import Exit
 from cmdbus.logs import set_up_for_terminal
 from cmdbus.printable import hanging, one_line
 from cmdbus.readiness import Finding, worst
-from cmdbus.supervisor.cli.configuration import configured, entries, read
+from cmdbus.supervisor.cli.configuration import configured, entries, mistyped_variables, read
 from cmdbus.supervisor.cli.options import RedactingCommand
 from cmdbus.supervisor.cli.session import database
 from cmdbus.supervisor.cli.setting import setting_options
@@ -66,9 +66,15 @@ def main(context: click.Context, /, check: bool, **_given: object) -> None:
         settings = configured(context)
     if settings.app is None and settings.dsn is None:
         _become_demo()
+    _warn_of_variables(context)
     from cmdbus.supervisor.loop import supervise
 
     sys.exit(supervise(settings))
+
+
+def _warn_of_variables(context: click.Context) -> None:
+    for sentence in mistyped_variables(context):
+        click.echo(f"Warning: {one_line(sentence)}", err=True)
 
 
 def _become_demo() -> NoReturn:
@@ -82,6 +88,7 @@ def _become_demo() -> NoReturn:
 def run_check(context: click.Context, *, as_json: bool) -> Exit:
     with _can_start():
         settings, shown = configured(context), list(entries(context))
+        _warn_of_variables(context)
         set_up_for_terminal(settings.log_level)
         if not as_json:
             _show((entry.name, str(entry)) for entry in shown)

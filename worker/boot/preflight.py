@@ -1,6 +1,7 @@
 """Checks everything that a supervisor needs before it starts. Imports the application and the
 database driver, so it runs in a child, once."""
 
+import resource
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from uuid import uuid4
@@ -34,6 +35,8 @@ _POOLING_ROUNDS = 5
 _NOTIFY_SECONDS = 2.0
 #: A day's table and its indexes; and looks at all days that should be possible at a time.
 _LOCKS_A_DAY, _MIN_LOOKS = 3, 10
+#: Descriptors of a process, without those of a worker's sessions and of a supervisor's children.
+_FILES = 24
 
 
 def preflight(settings: Settings) -> Iterator[Check]:
@@ -46,6 +49,7 @@ def preflight(settings: Settings) -> Iterator[Check]:
         yield Check("app", Finding.FATAL, str(error))
     else:
         yield from _check_domains(settings, registry)
+    yield from _check_files(settings)  # The application may have raised the limit.
     try:
         parts = dsns.parse(settings.dsn or "")
     except ValueError as error:
@@ -75,6 +79,17 @@ def _check_domains(settings: Settings, registry: HandlerRegistry) -> Iterator[Ch
         count, domains = count_of(len(registry), "handler"), ", ".join(settings.domains or handled)
         sentence = f"{settings.app}: {count}, domains {domains}"
         yield Check("app", Finding.OK, sentence, types=len(registry))
+
+
+def _check_files(settings: Settings) -> Iterator[Check]:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = _FILES + max(settings.threads + HEADROOM, settings.procs)
+    if limit != resource.RLIM_INFINITY and limit < need:
+        sentence = (
+            f"a process may open {limit} files at a time, and one of this fleet needs {need}, "
+            f"without those of the application"
+        )
+        yield Check("files", Finding.WARNING, sentence, "raise the limit (ulimit -n, LimitNOFILE=)")
 
 
 def _connect(parts: dsns.Parts) -> Connection:

@@ -1,0 +1,94 @@
+"""What a supervisor checks of its database before it starts: encoding, schema, history."""
+
+import psycopg
+import pytest
+from databases import Databases
+from preflights import FATAL, WARNING, checks, troubles
+from queries import rows
+
+from cmdbus import CommandBus
+from cmdbus.database.schema import install
+from cmdbus.readiness import Finding
+
+
+def test_more_days_of_history_than_the_server_has_locks_for_are_a_warning(dsn: str) -> None:
+    [[locks]] = rows(
+        dsn,
+        "SELECT current_setting('max_locks_per_transaction')::int"
+        " * current_setting('max_connections')::int",
+    )
+    days = locks // 30
+    rows(dsn, "SELECT cmdbus.make_partitions(%s)", days)
+    found = checks(dsn)["history"]
+    assert found.finding is WARNING
+    assert f"history has {days + 1} days" in found.sentence
+    assert f"max_locks_per_transaction to {3 * (days + 1)}" in (found.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("DISABLE TRIGGER ALL", "a send: "),
+        ("ENABLE REPLICA TRIGGER wake", "a send: "),
+        ("ENABLE TRIGGER ALL", "a row that is replicated or restored: "),
+    ],
+)
+def test_a_trigger_in_another_mode_is_a_warning_with_its_repair(
+    dsn: str, change: str, text: str
+) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"ALTER TABLE cmdbus.scheduled {change}".encode())
+        found = checks(dsn)["triggers"]
+        assert found.finding is WARNING
+        assert f"the trigger wake of cmdbus.scheduled does not fire for {text}" in found.sentence
+        connection.execute((found.fix or "").encode())
+    assert troubles(dsn) == []
+
+
+def test_sequences_behind_restored_rows_are_refused_with_their_repair(dsn: str) -> None:
+    """As after logical replication, which copies no sequences."""
+    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as connection:
+        for domain, delay in (("a", None), ("b", None), ("b", 60)):
+            ids = [bus.send(domain, "Debit", delay=delay) for _ in range(3)]
+        bus.reschedule("b", ids[0], delay=30)
+        bus.pause("a")
+        assert troubles(dsn) == []
+        for table in ("ready", "scheduled", "event", "domain_event"):
+            connection.execute(f"ALTER SEQUENCE cmdbus.{table}_id_seq RESTART".encode())
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            bus.send("a", "Debit")
+        found = checks(dsn)["sequences"]
+        assert found.finding is FATAL
+        assert "behind the ids of ready, scheduled, event, domain_event, as" in found.sentence
+        for repair in (found.fix or "").split("; "):
+            connection.execute(repair.removeprefix("run ").encode())
+        assert troubles(dsn) == []
+        bus.send("a", "Debit")
+
+
+@pytest.mark.parametrize(("encoding", "finding"), [("SQL_ASCII", FATAL), ("LATIN1", WARNING)])
+def test_a_database_of_another_encoding_is_recognised(
+    databases: Databases, encoding: str, finding: Finding
+) -> None:
+    with databases.fresh(encoding=encoding) as name:
+        found = checks(databases.dsn_of(name))["encoding"]
+        assert found.finding is finding
+        assert encoding in found.sentence and "ENCODING 'UTF8'" in (found.fix or "")
+
+
+def test_a_schema_that_is_missing_newer_or_of_another_build_is_one_line(
+    empty_dsn: str,
+) -> None:
+    missing = checks(empty_dsn)["schema"]
+    assert missing.finding is FATAL
+    assert "is not installed" in missing.sentence and "run cmdbus init" in missing.sentence
+    install(empty_dsn)
+    with psycopg.connect(empty_dsn, autocommit=True) as connection:
+        for change, text in (
+            ("INSERT INTO cmdbus.migration VALUES (99, 'from the future')", "has version 99"),
+            ("UPDATE cmdbus.migration SET digest = '' WHERE version = 1", "made by another build"),
+        ):
+            connection.execute(change)
+            found = checks(empty_dsn)["schema"]
+            assert found.finding is FATAL and text in found.sentence
+            assert "\n" not in str(found)
