@@ -49,7 +49,8 @@ def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
 ) -> None:
     """With its stack and its own SQL, charged, once, and nothing of it lands."""
     gate = Gate(TOUCHES[touches])
-    with running(dsn, handling(gate, "Hang", retry=ONCE), concurrency=1, timeouts=LADDER):
+    registry = handling(gate, "Hang", retry=ONCE)
+    with running(dsn, registry, concurrency=1, timeouts=LADDER) as worker:
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
         assert bus.wait("payments", bus.send("payments", "Noop")).status == "COMPLETED"
@@ -59,6 +60,9 @@ def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
             1,
             "gave up after 0.4 s: its thread did not return",
         )
+        durations = worker.metrics()["cmdbus_handler_duration_seconds"]
+        assert isinstance(durations, dict)
+        assert durations["payments", "Hang"]["sum"] == pytest.approx(0.4, abs=0.3)
         gate.open.set()
         bus.wait("payments", bus.send("payments", "Noop"))
     [event] = [event for event in bus.audit("payments", hung) if event.code == "TIMEOUT"]

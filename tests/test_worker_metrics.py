@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 from eventually import eventually
-from handlers import ONCE, SOON, await_drained, connect, handling, leave_effect, running
+from handlers import ONCE, SOON, Gate, await_drained, connect, handling, leave_effect, running
 
 from cmdbus import BusinessRuleError, Command, CommandBus, Context, SendRequest
 from cmdbus.worker import Worker
@@ -62,6 +62,27 @@ def test_how_long_handlers_took_is_counted_by_type_and_on_average(
         total = sum(seen["sum"] for seen in durations.values())
         assert metrics["avg_process_time"] == pytest.approx(total / 3)
         assert 0 < float(str(metrics["avg_fetch_time"])) < 5
+
+
+def test_a_wait_is_counted_with_the_claim_and_a_duration_with_the_settlement(
+    dsn: str, bus: CommandBus
+) -> None:
+    """So that a long command shows at once how long it has waited."""
+    gate = Gate()
+    with running(dsn, handling(gate)) as worker:
+
+        def counted_of(histogram: str) -> int:
+            found = worker.metrics()[f"cmdbus_{histogram}_seconds"]
+            assert isinstance(found, dict)
+            return sum(shown["count"] for shown in found.values())
+
+        sent = bus.send("payments", "Debit")
+        gate.wait_for(1)
+        assert (counted_of("dequeue_latency"), counted_of("handler_duration")) == (1, 0)
+        gate.open.set()
+        bus.wait("payments", sent)
+        eventually(lambda: counted_of("handler_duration") == 1)
+        assert counted_of("dequeue_latency") == 1
 
 
 def test_a_claim_that_fails_is_counted(dsn: str, bus: CommandBus) -> None:
