@@ -62,7 +62,7 @@ def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
         )
         durations = worker.metrics()["cmdbus_handler_duration_seconds"]
         assert isinstance(durations, dict)
-        assert durations["payments", "Hang"]["sum"] == pytest.approx(0.4, abs=0.3)
+        assert 0.4 <= durations["payments", "Hang"]["sum"] < 20
         gate.open.set()
         bus.wait("payments", bus.send("payments", "Noop"))
     [event] = [event for event in bus.audit("payments", hung) if event.code == "TIMEOUT"]
