@@ -56,10 +56,9 @@ def set_clock(session: psycopg.Connection, to: str) -> None:
 
 def pass_time(session: psycopg.Connection, seconds: float) -> None:
     set_clock(session, f"{seconds} s")
-    session.execute(
-        "SELECT setval('cmdbus.patience', greatest(0, last_value - %s)) FROM cmdbus.patience",
-        (int(seconds * 1e6),),
-    )
+    for name in ("patience", "longer_patience"):
+        move = f"SELECT setval('cmdbus.{name}', greatest(0, last_value - %s)) FROM cmdbus.{name}"
+        session.execute(move.encode(), (int(seconds * 1000) << 21,))
 
 
 @pytest.mark.parametrize("to", ["1 hour", "-1 hour"])
@@ -164,23 +163,93 @@ def test_a_lease_ends_on_time_while_another_node_can_renew(
     assert (again.command_id, again.losses) == (claim.command_id, 1)
 
 
-def test_a_wait_for_renewals_is_no_longer_for_a_claimer_than_its_lease_asks_for(
-    nodes: tuple[Node, Node, Claim], dsn: str
-) -> None:
-    """A node of long leases, which may have been idle for hours, or be gone."""
-    _, other, short = nodes
+@pytest.fixture
+def patient(nodes: tuple[Node, Node, Claim], dsn: str) -> Iterator[tuple[Node, Claim]]:
+    """A node of long leases, with a claim that it has renewed."""
     with CommandBus(dsn) as bus, connect(dsn) as session:
-        patient = Node(ClaimStatements("cmdbus", 60 * LEASE), session)
-        patient.statements.register(session, "tester")
+        node = Node(ClaimStatements("cmdbus", 60 * LEASE), session)
+        node.statements.register(session, "tester")
         bus.send("payments", "Debit")
-        [long] = patient.claim()
-        assert patient.renew(long) == []
-        pass_time(session, 61 * LEASE)
+        [held] = node.claim()
+        assert node.renew(held) == []
+        yield node, held
+
+
+def test_a_wait_for_renewals_is_no_longer_for_a_claimer_than_its_lease_asks_for(
+    nodes: tuple[Node, Node, Claim], patient: tuple[Node, Claim]
+) -> None:
+    """The node of long leases may have been idle for hours, or be gone."""
+    _, other, short = nodes
+    pass_time(other.session, 61 * LEASE)
+    assert other.claim() == []
+    pass_time(other.session, LEASE / 2 + 1)
+    assert [claim.command_id for claim in other.claim()] == [short.command_id]
+    pass_time(other.session, 30 * LEASE)
+    assert patient[1].command_id in [claim.command_id for claim in other.claim()]
+
+
+def test_a_node_of_long_leases_hides_no_stall_from_those_of_short_ones(
+    nodes: tuple[Node, Node, Claim], patient: tuple[Node, Claim]
+) -> None:
+    """Its latest renewal is recent only for its own leases."""
+    owner, other, short = nodes
+    pass_time(other.session, LEASE + 1)
+    assert other.claim() == []
+    assert owner.renew(short) == []
+    pass_time(other.session, LEASE / 2)
+    assert other.claim() == []
+
+
+def test_the_first_renewal_after_a_stall_begins_the_wait_of_longer_leases_too(
+    nodes: tuple[Node, Node, Claim], patient: tuple[Node, Claim]
+) -> None:
+    owner, other, short = nodes
+    pass_time(other.session, 61 * LEASE)
+    assert owner.renew(short) == []
+    assert other.claim() == []
+    pass_time(other.session, LEASE / 6)
+    assert owner.renew(short) == []
+    assert other.claim() == []
+
+
+def test_a_shorter_wait_neither_ends_nor_prolongs_the_longer_one_that_it_interrupts(
+    nodes: tuple[Node, Node, Claim], patient: tuple[Node, Claim]
+) -> None:
+    """Nodes of short leases have nothing to renew now and then."""
+    owner, other, short = nodes
+    pass_time(other.session, 61 * LEASE)
+    for _ in range(14):
+        assert owner.renew(short) == []
         assert other.claim() == []
-        pass_time(session, LEASE / 2 + 1)
-        assert [claim.command_id for claim in other.claim()] == [short.command_id]
-        pass_time(session, 30 * LEASE)
-        assert long.command_id in [claim.command_id for claim in other.claim()]
+        pass_time(other.session, 2 * LEASE)
+    pass_time(other.session, 1.9 * LEASE)
+    assert owner.renew(short) == []
+    assert other.claim() == []
+    pass_time(other.session, 0.2 * LEASE)
+    assert [claim.command_id for claim in other.claim()] == [patient[1].command_id]
+
+
+def test_what_a_dead_node_of_short_leases_held_waits_for_no_renewal_of_long_ones(
+    nodes: tuple[Node, Node, Claim], patient: tuple[Node, Claim]
+) -> None:
+    _, other, short = nodes
+    pass_time(other.session, LEASE * 0.5)
+    other.renew()
+    pass_time(other.session, LEASE * 0.6)
+    assert [claim.command_id for claim in other.claim()] == [short.command_id]
+
+
+def test_a_clock_that_is_set_back_turns_no_old_renewal_into_a_recent_one(
+    nodes: tuple[Node, Node, Claim],
+) -> None:
+    """Set back by less than a lease, beside a node that has had nothing to renew."""
+    owner, other, claim = nodes
+    other.renew()
+    pass_time(other.session, LEASE / 2)
+    assert owner.renew(claim) == []
+    set_clock(other.session, f"-{LEASE / 2 - 1} s")
+    assert other.claim() == []
+    assert owner.renew(claim) == []
 
 
 def test_a_lease_that_is_longer_than_the_claimers_own_is_kept(dsn: str) -> None:

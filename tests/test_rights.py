@@ -44,14 +44,17 @@ RIGHTS = {
         "SELECT": [
             *("alarm", "armed", "command", "domain", "domain_event", "domain_event_id_seq"),
             *("event", "event_id_seq", "finished", "incarnation", "lease", "migration", "node"),
-            *("patience", "ready", "ready_id_seq", "scheduled", "scheduled_id_seq"),
-            *("troubleshooting", "waiter"),
+            *("longer_patience", "patience", "ready", "ready_id_seq", "scheduled"),
+            *("scheduled_id_seq", "troubleshooting", "waiter"),
         ],
         "INSERT": [
             *("event", "finished", "incarnation", "ready", "scheduled", "troubleshooting"),
             *("lease", "node", "waiter"),
         ],
-        "UPDATE": ["alarm", "armed", "lease", "node", "patience", "ready", "scheduled", "waiter"],
+        "UPDATE": [
+            *("alarm", "armed", "lease", "longer_patience", "node", "patience", "ready"),
+            *("scheduled", "waiter"),
+        ],
         "DELETE": ["lease", "node", "ready", "scheduled", "waiter"],
     },
     "operator": {

@@ -68,7 +68,8 @@ GRANT SELECT, INSERT ON
     {schema}.troubleshooting, {schema}.finished, {schema}.event, {schema}.incarnation TO {role};
 GRANT SELECT ON
     {schema}.command, {schema}.domain, {schema}.domain_event TO {role};
-GRANT SELECT, UPDATE ON SEQUENCE {schema}.armed, {schema}.alarm, {schema}.patience TO {role};
+GRANT SELECT, UPDATE ON SEQUENCE
+    {schema}.armed, {schema}.alarm, {schema}.patience, {schema}.longer_patience TO {role};
 GRANT SELECT ON SEQUENCE
     {schema}.ready_id_seq, {schema}.scheduled_id_seq, {schema}.event_id_seq,
     {schema}.domain_event_id_seq TO {role};

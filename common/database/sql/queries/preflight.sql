@@ -25,7 +25,7 @@ WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
             ('{troubleshooting,finished,event,incarnation}', '{SELECT,INSERT}'),
             ('{command,domain,domain_event,migration}', '{SELECT}'),
             ('{ready_id_seq,scheduled_id_seq,event_id_seq,domain_event_id_seq}', '{SELECT}'),
-            ('{armed,alarm,patience}', '{SELECT,UPDATE}')) v (tables, privileges)
+            ('{armed,alarm,patience,longer_patience}', '{SELECT,UPDATE}')) v (tables, privileges)
     )
 SELECT 'USAGE on the schema' FROM home WHERE NOT has_schema_privilege(oid, 'USAGE')
 UNION ALL

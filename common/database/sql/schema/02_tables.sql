@@ -204,18 +204,21 @@ CREATE TABLE {schema}.removal (
     block bigint NOT NULL DEFAULT 0
 );
 
--- Three values outside MVCC: last_value of a sequence, read by a VOLATILE function, is current
--- at every isolation level, survives a rollback and leaves no dead rows. In microseconds since
--- 1970, but for armed:
---   armed     a bit for each domain that a node waits for (see domain_bit)
---   alarm     the earliest time at which a node will read the due commands; 0: none will
---   patience  the end of the longest wait for renewals; see renewals_awaited_until
+-- Values outside MVCC: last_value of a sequence, read by a VOLATILE function, is current
+-- at every isolation level, survives a rollback and leaves no dead rows:
+--   armed            a bit for each domain that a node waits for (see domain_bit)
+--   alarm            the earliest time at which a node will read the due commands, in microseconds
+--                    since 1970; 0: none will
+--   patience         the latest wait for renewals (see waits_for_renewals)
+--   longer_patience  one for longer leases that it interrupted
 CREATE SEQUENCE {schema}.armed MINVALUE 0;
 CREATE SEQUENCE {schema}.alarm MINVALUE 0;
 CREATE SEQUENCE {schema}.patience MINVALUE 0;
+CREATE SEQUENCE {schema}.longer_patience MINVALUE 0;
 SELECT pg_catalog.setval('{schema}.armed', 0::bigint),
     pg_catalog.setval('{schema}.alarm', 0::bigint),
-    pg_catalog.setval('{schema}.patience', 0::bigint);
+    pg_catalog.setval('{schema}.patience', 0::bigint),
+    pg_catalog.setval('{schema}.longer_patience', 0::bigint);
 
 -- One row for each command, wherever it is. A condition reaches the tables' indexes only if a
 -- column has the same type in all of them: that of troubleshooting and finished.

@@ -14,51 +14,76 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(greatest(p_time, '0002-01-01 00:00+00'::timestamptz),
              '9998-12-31 00:00+00'::timestamptz);
 
--- Until when ended leases stay claimed: NULL if they do not, 'infinity' if a wait has to begin.
--- If no node has renewed for two thirds of a lease, the cause is the server (its clock was set,
--- ready was locked). Then the nodes have half a lease for a renewal, which is due each third. A
--- wait is as long as the longest lease of a node asks for, and ends earlier for a claimer whose
--- lease, p_lease, is shorter. One that ended long ago does not count: the clock may have been set
--- since, beyond its end.
+-- A wait for renewals as one number: milliseconds since 1970, and 21 bits for the seconds of the
+-- lease.
+CREATE FUNCTION {schema}.wait_value(p_begun_at timestamptz, p_lease interval) RETURNS bigint
+LANGUAGE sql STABLE
+RETURN (floor(extract(epoch FROM p_begun_at) * 1000)::bigint << 21)
+    | least(ceil(extract(epoch FROM p_lease)), 2097151)::bigint;
+
+-- The latest wait for renewals, and one for longer leases that it interrupted: when each has begun,
+-- and the longest lease that it is for. For a lease of that length, or a shorter one, it lasts half
+-- as long as the lease.
+CREATE FUNCTION {schema}.waits_for_renewals(OUT begun_at timestamptz, OUT lease interval)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT to_timestamp((w.value >> 21) / 1000.0::float8), make_interval(secs => w.value & 2097151)
+    FROM (SELECT last_value FROM {schema}.patience
+          UNION ALL SELECT last_value FROM {schema}.longer_patience) w (value)
+$$;
+
+-- Until when ended leases of this length stay claimed: NULL if they do not, 'infinity' if a wait
+-- has to begin. If no node has renewed for two thirds of one, the cause is the server (its clock
+-- was set, ready was locked). Then the nodes have half a lease for a renewal, which is due each
+-- third. A wait that ended long ago does not count: the clock may have been set since, beyond its
+-- end.
 CREATE FUNCTION {schema}.renewals_awaited_until(p_lease interval) RETURNS timestamptz
 LANGUAGE plpgsql STABLE
 AS $$
 DECLARE
     present timestamptz;
     latest timestamptz;
-    longest interval;
+    length interval;
     ends timestamptz;
 BEGIN
-    -- A renewal at a future time is from before the clock was set back.
-    SELECT coalesce(max(n.renewed_at) FILTER (WHERE n.renewed_at <= clock_timestamp()),
-                    '-infinity'), max(n.lease)
-    INTO latest, longest FROM {schema}.node n;
-    SELECT to_timestamp(last_value / 1000000.0::float8) - (longest - least(p_lease, longest)) / 2
-    INTO ends FROM {schema}.patience;
+    -- A renewal at a future time shows that the clock was set back.
+    SELECT coalesce(p_lease, max(n.lease)),
+        CASE WHEN bool_or(n.renewed_at > clock_timestamp()) THEN '-infinity'
+             ELSE max(n.renewed_at) END
+    INTO length, latest FROM {schema}.node n;
     present := clock_timestamp();
+    SELECT max(w.begun_at) + length / 2 INTO ends
+    FROM {schema}.waits_for_renewals() w WHERE w.begun_at <= present AND w.lease >= length;
     RETURN CASE
-        WHEN longest IS NULL THEN NULL
-        WHEN ends > present AND ends <= present + longest / 2 THEN ends
-        WHEN latest >= present - longest * (2 / 3.0::float8) THEN NULL
-        WHEN ends BETWEEN latest AND present AND ends > present - greatest(longest, '10 s')
+        WHEN latest IS NULL THEN NULL
+        WHEN ends > present THEN ends
+        WHEN latest >= present - length * (2 / 3.0::float8) THEN NULL
+        WHEN ends BETWEEN latest AND present AND ends > present - greatest(length, '10 s')
             THEN NULL
         ELSE 'infinity' END;
 END
 $$;
 
 -- Begins a wait for renewals if there is a reason; returns whether one lasts, in which ended
--- leases stay claimed. Writes no table: in a long transaction that would keep the nodes from
--- renewing.
+-- leases of this length stay claimed. Writes no table: in a long transaction that would keep the
+-- nodes from renewing.
 CREATE FUNCTION {schema}.begin_wait_for_renewals(p_lease interval) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     ends timestamptz := {schema}.renewals_awaited_until(p_lease);
+    present timestamptz := clock_timestamp();
+    length interval := coalesce(p_lease, (SELECT max(n.lease) FROM {schema}.node n));
 BEGIN
     IF ends = 'infinity' THEN
-        PERFORM setval('{schema}.patience',
-            (SELECT extract(epoch FROM clock_timestamp() + max(n.lease) / 2) * 1000000::numeric
-             FROM {schema}.node n)::bigint);
+        PERFORM setval('{schema}.longer_patience', {schema}.wait_value(l.begun_at, l.lease))
+        FROM (SELECT max(w.begun_at) AS begun_at, max(w.lease) AS lease
+              FROM {schema}.waits_for_renewals() w
+              WHERE w.lease > length AND w.begun_at <= present
+                  AND w.begun_at + w.lease / 2 > present - greatest(w.lease, '10 s')) l
+        WHERE l.lease IS NOT NULL;
+        PERFORM setval('{schema}.patience', {schema}.wait_value(present, length));
     END IF;
     RETURN ends IS NOT NULL;
 END
@@ -392,7 +417,8 @@ CREATE FUNCTION {schema}.renew(
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
-    PERFORM {schema}.begin_wait_for_renewals(NULL);
+    PERFORM {schema}.begin_wait_for_renewals(n.lease)
+    FROM (SELECT DISTINCT lease FROM {schema}.node ORDER BY lease DESC) n;
     -- A future time is from before the clock was set back.
     UPDATE {schema}.node SET renewed_at = '-infinity'
     WHERE id IN (
@@ -421,7 +447,7 @@ BEGIN
     WHERE id IN (
         SELECT n.id FROM {schema}.node n
         WHERE n.renewed_at < clock_timestamp() - 10 * n.lease
-            AND NOT {schema}.begin_wait_for_renewals(NULL)
+            AND NOT {schema}.begin_wait_for_renewals(n.lease)
         FOR UPDATE SKIP LOCKED);
     RETURN ARRAY(
         SELECT k.position
