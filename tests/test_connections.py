@@ -173,6 +173,36 @@ def test_a_repetition_of_what_landed_is_not_refused(
     assert refusals(connection, command, call, True) == ["repeated"]
 
 
+@pytest.mark.parametrize("own", [None, uuid4()], ids=["id of the bus", "own id"])
+@pytest.mark.parametrize("lands", [True, False], ids=["committed", "rolled back"])
+@pytest.mark.parametrize(
+    ("shut", "refusal"), [({"max_depth": 1}, "full"), ({"accepting": False}, "closed")]
+)
+def test_a_repetition_is_refused_only_after_its_first_try_has_failed(
+    dsn: str,
+    bus: CommandBus,
+    connection: psycopg.Connection,
+    own: UUID | None,
+    lands: bool,
+    shut: dict[str, Any],
+    refusal: str,
+) -> None:
+    command, call = outgoing(own), new_attempt()
+    bus.send("payments", "Debit")
+    with psycopg.connect(dsn) as first:
+        assert refusals(first, command, call, False) == [None]
+        bus.configure("payments", **shut)
+        answers: list[str | None] = []
+        with beside(lambda: answers.extend(refusals(connection, command, call, True))):
+            await_lock_waits(dsn)
+            first.commit() if lands else first.rollback()
+    assert answers == ["repeated" if lands else refusal]
+    assert len(bus.query()) == 1 + lands
+    if own and not lands:
+        bus.configure("payments", max_depth=None, accepting=True)
+        assert bus.send("payments", "Debit", command_id=own) == own, "it was given back"
+
+
 def test_a_repetition_at_repeatable_read_sees_its_first_try(dsn: str, bus: CommandBus) -> None:
     """In a pool whose sessions are not at READ COMMITTED."""
     options = "-c default_transaction_isolation=repeatable\\ read"
