@@ -176,6 +176,11 @@ class Fleet:
     def children(self) -> list[Child]:
         return [process.child for process in self._processes.values()]
 
+    @property
+    def descriptors(self) -> list[int]:
+        """Those that a process which is none of the fleet's must not keep."""
+        return [*self._spawner.descriptors, *[child.descriptor for child in self.children]]
+
     # Act.
 
     def act(self, action: Action, now: float) -> None:

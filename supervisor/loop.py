@@ -81,7 +81,9 @@ def supervise(settings: Settings) -> Exit:
             stack.enter_context(closing(probes))
             probes.expect(_EMBEDDED_SECONDS, away=False)
             settings = stack.enter_context(with_database(settings, signals))
-            types = pass_preflight(settings, signals, probes)
+            private = [pidfile.descriptor, *signals.descriptors]
+            sockets = [http.fileno()] if http is not None else []
+            types = pass_preflight(settings, signals, probes, close=[*private, *sockets])
             probes.close()
             board = make_board(settings, path, stacks, types)
             pidfile.hold_board(path)
@@ -235,7 +237,7 @@ class Supervisor:
         if self._stop_by is not None or self._preflight is not None:
             return
         try:
-            self._preflight = PreflightProcess(self._settings)
+            self._preflight = PreflightProcess(self._settings, close=self._fleet.descriptors)
         except OSError as error:
             logger.error("not reloaded, cannot start a process: %s", error.strerror)
             return

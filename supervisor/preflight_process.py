@@ -5,7 +5,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 
@@ -28,11 +28,12 @@ def run_preflight(
     *,
     wake: Sequence[int] = (),
     on_wake: Callable[[], None] = lambda: None,
+    close: Iterable[int] = (),
 ) -> list[Check]:
     """The checks that the preflight makes within `timeout` seconds. `on_wake` is called when one
     of the descriptors `wake` is readable."""
     try:
-        preflight = PreflightProcess(settings, timeout)
+        preflight = PreflightProcess(settings, timeout, close=close)
     except OSError as error:
         # Too many processes or descriptors; for how long is not known.
         reason = f"cannot start a process ({error.strerror})"
@@ -47,7 +48,15 @@ def run_preflight(
 class PreflightProcess:
     """Starts the preflight; OSError if the system has no process left."""
 
-    def __init__(self, settings: Settings, timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        timeout: float = TIMEOUT_SECONDS,
+        *,
+        close: Iterable[int] = (),
+    ) -> None:
+        """`close`: descriptors that the child must not keep, nor a daemon that the application
+        starts there."""
         self._settings = settings
         self._timeout = timeout
         self._received = b""
@@ -58,7 +67,7 @@ class PreflightProcess:
         self.pipe, writer = os.pipe()
         os.set_blocking(self.pipe, False)
         try:
-            self.child = fork(lambda: _run(settings, writer, timeout), close=[self.pipe])
+            self.child = fork(lambda: _run(settings, writer, timeout), close=[self.pipe, *close])
         except OSError:
             os.close(self.pipe)
             raise

@@ -186,6 +186,10 @@ class Spawner:
         self._worker_pipe = WakePipe(2 * settings.procs)
         self._steward_pipe = WakePipe(1)
 
+    @property
+    def descriptors(self) -> list[int]:
+        return [*self._private, *([self._http.fileno()] if self._http is not None else [])]
+
     def spawn(self, view: ProcessView, siblings: Iterable[Child]) -> SupervisedProcess:
         """OSError if the system has none left. The child keeps no descriptor of its siblings."""
         seat = self._board.seat(view.index)

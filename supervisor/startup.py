@@ -7,7 +7,7 @@ A child does what loads a database driver, runs user code or starts a thread.
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -147,13 +147,19 @@ def _install_schema(server: "EmbeddedPostgres", schema: str, signals: Signals) -
         raise CmdbusError(f"the schema could not be installed: the process {exit_status}")
 
 
-def pass_preflight(settings: Settings, signals: Signals, probes: StartupProbes) -> int:
-    """Returns the number of the app's command types. Waits for a database that is away."""
+def pass_preflight(
+    settings: Settings, signals: Signals, probes: StartupProbes, close: Sequence[int]
+) -> int:
+    """Returns the number of the app's command types. Waits for a database that is away. `close`:
+    descriptors that the application must not keep."""
     text = ""
     while True:
         probes.expect(TIMEOUT_SECONDS + _AWAY_SECONDS + _SPARE_SECONDS, away=bool(text))
         checks = run_preflight(
-            settings, wake=[signals.descriptor], on_wake=lambda: _exit_if_stopped(signals)
+            settings,
+            wake=[signals.descriptor],
+            on_wake=lambda: _exit_if_stopped(signals),
+            close=close,
         )
         for check in checks:
             if check.finding is Finding.WARNING:

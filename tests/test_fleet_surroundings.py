@@ -11,12 +11,23 @@ from pathlib import Path
 
 import pytest
 from eventually import eventually
-from fleet import Fleet, kill, make_effects, unstarted
+from fleet import Fleet, kill, make_effects, unstarted, write_app
 from surroundings import assert_goes_on
 
 from cmdbus.board.layout import CELL
 
 pytestmark = pytest.mark.fleet
+
+APP_THAT_LISTS_ITS_FILES = """
+from contextlib import suppress
+from pathlib import Path
+from fleet_app import registry as registry
+with Path("files").open("a") as files:
+    print("imported", file=files)
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            print(path.readlink(), file=files)
+"""
 
 
 @contextmanager
@@ -69,6 +80,24 @@ def test_a_fleet_whose_runtime_directory_is_removed_goes_on(fleet: Fleet) -> Non
     fleet.send_signal(signal.SIGHUP)
     fleet.await_successors(before.values())
     assert len(fleet.logged("is gone or cannot be written: stacks go to the log")) == 1
+
+
+@pytest.mark.fleet(started=False, procs=1)
+def test_no_process_that_imports_the_application_holds_the_supervisors_name(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """A daemon that the application forks there would hold it for longer than the fleet lives.
+    Neither at a start nor at a reload, in whose preflight it is imported, too."""
+    write_app(tmp_path, APP_THAT_LISTS_ITS_FILES)
+    fleet.start()
+    before = fleet.wait_until_ready()
+    fleet.send_signal(signal.SIGHUP)
+    fleet.await_successors(before.values())
+    imports = (tmp_path / "files").read_text().split("imported")[1:]
+    assert len(imports) >= 5
+    for files in imports:
+        assert ".pid" not in files
+        assert files.count(".board") <= 1, "the mapped memory's, which has no lock"
 
 
 def test_pipes_and_huge_files_where_stacks_are_written_keep_no_other_waiting(fleet: Fleet) -> None:
