@@ -18,8 +18,9 @@ from psycopg_pool import ConnectionPool
 from queries import await_lock_waits
 
 from cmdbus import CommandBus, DatabaseUnavailableError, DuplicateCommandError, SendRequest
+from cmdbus.producer.ids import new_call
 from cmdbus.producer.requests import Limits, Outgoing
-from cmdbus.producer.sending import SendAttempt, Sender, new_attempt
+from cmdbus.producer.sending import SendAttempt, Sender
 from cmdbus.producer.store import Store
 
 SECRET = "s3cr3t"
@@ -153,7 +154,7 @@ def test_a_first_try_that_arrives_after_its_repetition_does_nothing(
     bus: CommandBus, connection: psycopg.Connection, own: UUID | None
 ) -> None:
     """Its bytes lay in a proxy meanwhile."""
-    command, call = outgoing(own), new_attempt()
+    command, call = outgoing(own), new_call()
     tries = refusals(connection, command, call, True, False, True)
     assert tries == [None, "repeated", "repeated"]
     bus.cancel("payments", command.command_id)
@@ -167,7 +168,7 @@ def test_a_repetition_of_what_landed_is_not_refused(
     bus: CommandBus, connection: psycopg.Connection, shut: dict[str, Any], own: UUID | None
 ) -> None:
     """Its own first try filled the domain, or an operator closed the domain meanwhile."""
-    command, call = outgoing(own), new_attempt()
+    command, call = outgoing(own), new_call()
     assert refusals(connection, command, call, False) == [None]
     bus.configure("payments", **shut)
     assert refusals(connection, command, call, True) == ["repeated"]
@@ -187,7 +188,7 @@ def test_a_repetition_is_refused_only_after_its_first_try_has_failed(
     shut: dict[str, Any],
     refusal: str,
 ) -> None:
-    command, call = outgoing(own), new_attempt()
+    command, call = outgoing(own), new_call()
     bus.send("payments", "Debit")
     with psycopg.connect(dsn) as first:
         assert refusals(first, command, call, False) == [None]
@@ -206,7 +207,7 @@ def test_a_repetition_is_refused_only_after_its_first_try_has_failed(
 def test_a_repetition_at_repeatable_read_sees_its_first_try(dsn: str, bus: CommandBus) -> None:
     """In a pool whose sessions are not at READ COMMITTED."""
     options = "-c default_transaction_isolation=repeatable\\ read"
-    command, call = outgoing(), new_attempt()
+    command, call = outgoing(), new_call()
     with (
         psycopg.connect(dsn) as first,
         ConnectionPool(dsn, kwargs={"options": options}, min_size=1, open=True) as pool,
@@ -231,7 +232,7 @@ def test_a_duplicate_stays_one_when_the_call_is_repeated(
     bus: CommandBus, connection: psycopg.Connection, own: UUID | None
 ) -> None:
     taken = bus.send("payments", "D", command_id=own)
-    tries = refusals(connection, outgoing(taken), new_attempt(), False, True)
+    tries = refusals(connection, outgoing(taken), new_call(), False, True)
     assert tries == ["duplicate", "duplicate"]
 
 

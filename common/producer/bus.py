@@ -14,7 +14,7 @@ from cmdbus.database.pool import Connection
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.producer.connections import Connections, Pool
 from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
-from cmdbus.producer.ids import new_id
+from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.records import (
     AuditEvent,
     CommandRecord,
@@ -25,7 +25,7 @@ from cmdbus.producer.records import (
     domains_of,
 )
 from cmdbus.producer.requests import Limits, SendRequest, check_conditions, check_key
-from cmdbus.producer.sending import BulkSend, SendAttempt, Sender, new_attempt
+from cmdbus.producer.sending import BulkSend, SendAttempt, Sender
 from cmdbus.producer.steering import Steering
 from cmdbus.producer.store import Store
 from cmdbus.producer.troubleshooting import Troubleshooting
@@ -253,7 +253,7 @@ class CommandBus(Steering):
         self, connection: Connection | None, send: Callable[[Connection, SendAttempt], None]
     ) -> None:
         """Sends in the caller's transaction, or as a call that may be repeated."""
-        number = None if connection is not None else new_attempt()
+        number = None if connection is not None else new_call()
         self._connections.use(
             connection, lambda c, again: send(c, SendAttempt(number, again)), "producer"
         )

@@ -24,6 +24,7 @@ from cmdbus.errors import (
     MissingRightError,
     SchemaError,
 )
+from cmdbus.producer.ids import new_call
 from cmdbus.producer.records import filled
 
 Pool = ConnectionPool[Any]
@@ -93,9 +94,8 @@ class Connections:
     ) -> None:
         """Calls a function that returns where it found the command; `refusals` says why one that
         is there stays as it is."""
-        found = self.use(
-            connection, lambda c, again: self._executor.value(c, name, **values, again=again), needs
-        )
+        values["call"] = new_call()
+        found = self.use(connection, lambda c, _: self._executor.value(c, name, **values), needs)
         domain, command_id = values["domain"], values["command_id"]
         if found is None:
             raise CommandNotFoundError(domain, command_id)

@@ -6,6 +6,7 @@ mark, the tables are searched for it: the others are in `identity`.
 """
 
 import os
+import secrets
 import struct
 from uuid import UUID, SafeUUID
 
@@ -24,6 +25,11 @@ def new_ids(count: int) -> list[UUID]:
     stamp = (time.time_ns() // 1_000_000 << 80) | _MARK
     drawn = struct.unpack(f"{count}Q", os.urandom(8 * count))
     return [_uuid(stamp | (rand & _RANDOM)) for rand in drawn]
+
+
+def new_call() -> int:
+    """The number of a call, which is repeated once if its connection dies."""
+    return secrets.randbits(63)
 
 
 def _uuid(value: int) -> UUID:

@@ -7,7 +7,6 @@ A refused send has written nothing, and a caller's transaction stays usable.
 """
 
 import logging
-import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from cmdbus.checks import check_id, check_name
 from cmdbus.database.pool import Connection
 from cmdbus.errors import DuplicateCommandError, QueueFullError, ShutdownError
 from cmdbus.producer.depth import DepthAlarm, retry_after
-from cmdbus.producer.ids import new_ids
+from cmdbus.producer.ids import new_call, new_ids
 from cmdbus.producer.requests import Outgoing, SendRequest
 from cmdbus.producer.store import AdmissionResult, Store
 
@@ -31,14 +30,9 @@ Check = Callable[[SendRequest, UUID], Outgoing]
 
 
 class SendAttempt(NamedTuple):
-    #: Identifies a call, which is repeated once if its connection dies; None in a caller's
-    #: transaction.
+    #: That of the call; None in a caller's transaction.
     number: int | None
     repeated: bool = False
-
-
-def new_attempt() -> int:
-    return secrets.randbits(63)
 
 
 class BulkSend:
@@ -128,7 +122,7 @@ class Sender:
         bus's: the caller learns them before the commit, and may send one again."""
         in_own_call = attempt.number is not None
         made = () if in_own_call else set(bulk.keys).difference(bulk.brought)
-        call = attempt.number if in_own_call else new_attempt()
+        call = attempt.number if in_own_call else new_call()
         refused = []
         for keys, brought in ((bulk.brought, True), (made, False)):
             if keys:

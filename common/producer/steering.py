@@ -96,9 +96,13 @@ class Steering:
         transaction of their own. A command that another session has locked is left.
         """
         check_name("domain", domain)
+        conditions = check_conditions(domain, type, since, until)
+        remark = _remark(operator, reason)
+        [last] = self._connections.row(connection, "limit_to_now", until=conditions["until"])
         batch: dict[str, object] = {
-            **check_conditions(domain, type, since, until),
-            **_remark(operator, reason),
+            **conditions,
+            **remark,
+            "until": last,
             "count": CHUNK,
             "bytes": CHUNK_BYTES,
         }
@@ -227,7 +231,7 @@ class Steering:
         last: UUID | None = None
         while True:
             row = self._connections.row(connection, "cancel_scheduled", **batch, command_id=last)
-            count, batch["until"], last = row
+            count, last = row
             yield count
             if last is None:
                 break

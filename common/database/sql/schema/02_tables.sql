@@ -112,6 +112,8 @@ CREATE TABLE {schema}.event (
     claimer bigint,
     claimed_at timestamptz,
     token bigint,
+    -- The operator's call that left it: the same call repeated does nothing.
+    call bigint,
     command_id uuid NOT NULL,
     attempt smallint,
     domain text COLLATE "C" NOT NULL,

@@ -6,7 +6,7 @@
 -- 'running', 'troubleshooting', 'finished', or NULL if it is unknown. Waits for a locked row.
 CREATE FUNCTION {schema}.cancel(
     p_domain text, p_command_id uuid, p_reason {schema}.remark, p_running boolean,
-    p_operator {schema}.remark, p_again boolean DEFAULT false
+    p_operator {schema}.remark, p_call bigint DEFAULT NULL
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -16,15 +16,14 @@ BEGIN
     -- Repeated while the command moves from one table to another between two reads.
     WHILE place IS NULL AND {schema}.exists_anywhere(p_domain, p_command_id) LOOP
         IF {schema}.cancel_ids(
-            p_domain, ARRAY[p_command_id], p_running, p_reason, p_operator) > 0
+            p_domain, ARRAY[p_command_id], p_running, p_reason, p_operator, p_call) > 0
         THEN
             RETURN 'canceled';
         END IF;
         place := {schema}.place_of(p_domain, p_command_id);
         place := CASE WHEN NOT p_running OR place <> 'running' THEN place END;
     END LOOP;
-    RETURN CASE WHEN p_again
-            AND {schema}.was_done('CANCELED', p_domain, p_command_id, p_operator, p_reason)
+    RETURN CASE WHEN {schema}.was_done(p_domain, p_command_id, p_call)
         THEN 'canceled' ELSE place END;
 END
 $$;
@@ -50,19 +49,14 @@ BEGIN
 END
 $$;
 
--- Whether an operator's call has left this event before: it is repeated (p_again) where its reply
--- was lost.
-CREATE FUNCTION {schema}.was_done(
-    p_kind text, p_domain text, p_command_id uuid, p_operator text, p_reason text
-) RETURNS boolean
+-- Whether a call was carried out before: it is repeated where its reply was lost.
+CREATE FUNCTION {schema}.was_done(p_domain text, p_command_id uuid, p_call bigint)
+RETURNS boolean
 LANGUAGE sql STABLE
 AS $$
     SELECT EXISTS (
         SELECT FROM {schema}.event e
-        WHERE e.domain = p_domain AND e.command_id = p_command_id AND e.kind = p_kind
-            AND e.operator IS NOT DISTINCT FROM p_operator
-            AND e.message IS NOT DISTINCT FROM p_reason
-            AND e.at > clock_timestamp() - interval '5 minutes')
+        WHERE e.domain = p_domain AND e.command_id = p_command_id AND e.call = p_call)
 $$;
 
 -- Deletes those of these commands that wait or, with p_running, run, and returns their rows. A
@@ -88,7 +82,8 @@ $$;
 -- Moves those of these commands that `take` takes to history, each with its event and its reply,
 -- and returns their number.
 CREATE FUNCTION {schema}.cancel_ids(
-    p_domain text, p_command_ids uuid[], p_running boolean, p_reason text, p_operator text
+    p_domain text, p_command_ids uuid[], p_running boolean, p_reason text, p_operator text,
+    p_call bigint
 ) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -110,8 +105,8 @@ BEGIN
             'CANCELED', p_reason
         FROM taken
     ), events AS (
-        INSERT INTO {schema}.event (domain, command_id, kind, operator, code, message)
-        SELECT domain, command_id, 'CANCELED', p_operator, 'CANCELED', p_reason FROM taken
+        INSERT INTO {schema}.event (call, domain, command_id, kind, operator, code, message)
+        SELECT p_call, domain, command_id, 'CANCELED', p_operator, 'CANCELED', p_reason FROM taken
     )
     SELECT count(*), count(CASE WHEN reply_to IS NOT NULL THEN {schema}.send_reply(
         reply_to, command_id, type, correlation_id, 'CANCELED', failure)::text END)
@@ -120,28 +115,27 @@ BEGIN
 END
 $$;
 
--- Cancels the scheduled commands that meet every condition that is not NULL, a chunk at a time:
--- those after p_command_id, at most p_count and p_bytes of stored data, but at least one. Skips
--- locked rows. The next chunk has commands sent before `before`, after command_id; NULL: none is
--- left.
+-- Cancels the scheduled commands that were sent before p_until and meet every condition that is
+-- not NULL, a chunk at a time: those after p_command_id, at most p_count and p_bytes of stored
+-- data, but at least one. Skips locked rows. The next chunk has those after command_id; NULL: none
+-- is left.
 CREATE FUNCTION {schema}.cancel_scheduled(
     p_domain text, p_type text, p_since timestamptz, p_until timestamptz,
     p_command_id uuid, p_count integer, p_bytes bigint, p_operator text, p_reason text,
-    OUT canceled bigint, OUT before timestamptz, OUT command_id uuid
+    OUT canceled bigint, OUT command_id uuid
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
     command_ids uuid[];
 BEGIN
-    before := least(p_until, clock_timestamp());
     WITH picked AS MATERIALIZED (
         SELECT s.command_id, pg_column_size(s.data) AS bytes
         FROM {schema}.scheduled s
         WHERE s.domain = p_domain AND (p_command_id IS NULL OR s.command_id > p_command_id)
             AND (p_type IS NULL OR s.type = p_type)
             AND (p_since IS NULL OR s.created_at >= p_since)
-            AND s.created_at < before
+            AND s.created_at < p_until
         ORDER BY s.domain, s.command_id
         LIMIT p_count
         FOR UPDATE SKIP LOCKED
@@ -152,7 +146,7 @@ BEGIN
     SELECT array_agg(s.command_id ORDER BY s.command_id) INTO command_ids
     FROM summed s WHERE s.bytes_before < p_bytes;
     command_id := command_ids[cardinality(command_ids)];
-    canceled := {schema}.cancel_ids(p_domain, command_ids, false, p_reason, p_operator);
+    canceled := {schema}.cancel_ids(p_domain, command_ids, false, p_reason, p_operator, NULL);
 END
 $$;
 
@@ -188,7 +182,7 @@ BEGIN
     SELECT array_agg(s.command_id), (array_agg(s.priority ORDER BY s.priority DESC))[1],
         (array_agg(s.id ORDER BY s.priority DESC, s.id DESC))[1]
     INTO command_ids, priority, id FROM summed s WHERE s.bytes_before < p_bytes;
-    canceled := {schema}.cancel_ids(p_domain, command_ids, false, p_reason, p_operator);
+    canceled := {schema}.cancel_ids(p_domain, command_ids, false, p_reason, p_operator, NULL);
 END
 $$;
 
@@ -198,7 +192,7 @@ $$;
 -- counted it. A command claimed meanwhile stays. Waits for a locked row.
 CREATE FUNCTION {schema}.reschedule(
     p_domain text, p_command_id uuid, p_delay double precision, p_run_at timestamptz,
-    p_priority smallint, p_operator text, p_reason text, p_again boolean
+    p_priority smallint, p_operator text, p_reason text, p_call bigint
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -209,6 +203,9 @@ DECLARE
     present timestamptz;
 BEGIN
     WHILE place IS NULL AND {schema}.exists_anywhere(p_domain, p_command_id) LOOP
+        IF {schema}.was_done(p_domain, p_command_id, p_call) THEN
+            RETURN 'waiting';
+        END IF;
         present := clock_timestamp();
         new_time := coalesce(p_run_at, present + make_interval(secs => p_delay));
         WITH moved AS (
@@ -238,14 +235,14 @@ BEGIN
             FROM moved WHERE new_due_at > present
         )
         INSERT INTO {schema}.event (
-            claimer, claimed_at, token, attempt, code, command_id, domain, kind, operator, message,
-            details)
-        SELECT claimer, claimed_at, token, attempts, 'LEASE_ENDED', command_id, domain, 'LOST',
-            NULL, 'its lease ended, because its worker or its node was gone', NULL
+            claimer, claimed_at, token, call, attempt, code, command_id, domain, kind, operator,
+            message, details)
+        SELECT claimer, claimed_at, token, NULL, attempts, 'LEASE_ENDED', command_id, domain,
+            'LOST', NULL, 'its lease ended, because its worker or its node was gone', NULL
         FROM moved WHERE lease_until IS NOT NULL
         UNION ALL
-        SELECT NULL, NULL, NULL, NULL, NULL, command_id, domain, 'RESCHEDULED', p_operator,
-            p_reason, json_build_object('due_at', new_due_at, 'priority', new_priority,
+        SELECT NULL, NULL, NULL, p_call, NULL, NULL, command_id, domain, 'RESCHEDULED',
+            p_operator, p_reason, json_build_object('due_at', new_due_at, 'priority', new_priority,
                               'due_at_before', due_at, 'priority_before', priority)
         FROM moved;
         IF FOUND THEN
@@ -253,8 +250,7 @@ BEGIN
         END IF;
         place := {schema}.place_of(p_domain, p_command_id);
     END LOOP;
-    RETURN CASE WHEN p_again
-            AND {schema}.was_done('RESCHEDULED', p_domain, p_command_id, p_operator, p_reason)
+    RETURN CASE WHEN {schema}.was_done(p_domain, p_command_id, p_call)
         THEN 'waiting' ELSE place END;
 END
 $$;
@@ -264,7 +260,7 @@ $$;
 -- for locked rows.
 CREATE FUNCTION {schema}.resolve_keys(
     p_action text, p_domains text[], p_command_ids uuid[], p_operator text, p_reason text,
-    p_result json
+    p_result json, p_call bigint
 ) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -300,8 +296,8 @@ BEGIN
             CASE p_action WHEN 'CANCEL' THEN p_reason END
         FROM gone WHERE p_action <> 'RETRY'
     ), events AS (
-        INSERT INTO {schema}.event (command_id, domain, kind, operator, message)
-        SELECT command_id, domain, 'OPERATOR_' || p_action, p_operator, p_reason FROM gone
+        INSERT INTO {schema}.event (call, command_id, domain, kind, operator, message)
+        SELECT p_call, command_id, domain, 'OPERATOR_' || p_action, p_operator, p_reason FROM gone
     )
     SELECT count(*), count(
         CASE WHEN p_action <> 'RETRY' AND reply_to IS NOT NULL THEN {schema}.send_reply(
@@ -317,27 +313,29 @@ $$;
 -- was resolved, NULL if the command is unknown.
 CREATE FUNCTION {schema}.resolve(
     p_action text, p_domain text, p_command_id uuid, p_operator text, p_reason text,
-    p_result json, p_again boolean
+    p_result json, p_call bigint
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
-    done boolean;
     found_status text;
 BEGIN
     -- Repeated while the command moves from one table to another between two reads.
     WHILE {schema}.exists_anywhere(p_domain, p_command_id) LOOP
-        done := {schema}.resolve_keys(p_action, ARRAY[p_domain], ARRAY[p_command_id], p_operator,
-                                      p_reason, p_result) = 1;
-        -- A second statement: its snapshot shows what the first one waited for.
-        IF done OR p_again AND {schema}.was_done(
-            'OPERATOR_' || p_action, p_domain, p_command_id, p_operator, p_reason)
+        IF {schema}.was_done(p_domain, p_command_id, p_call) THEN
+            RETURN 'IN_TROUBLESHOOTING_QUEUE';
+        END IF;
+        IF {schema}.resolve_keys(p_action, ARRAY[p_domain], ARRAY[p_command_id], p_operator,
+                                 p_reason, p_result, p_call) = 1
         THEN
             RETURN 'IN_TROUBLESHOOTING_QUEUE';
         END IF;
+        -- A second statement: its snapshot shows what the first one waited for.
         SELECT c.status INTO found_status FROM {schema}.command c
         WHERE c.domain = p_domain AND c.command_id = p_command_id;
-        IF found_status <> 'IN_TROUBLESHOOTING_QUEUE' THEN
+        IF found_status <> 'IN_TROUBLESHOOTING_QUEUE'
+            AND NOT {schema}.was_done(p_domain, p_command_id, p_call)
+        THEN
             RETURN found_status;
         END IF;
     END LOOP;
@@ -345,15 +343,14 @@ BEGIN
 END
 $$;
 
--- Resolves those that meet every condition that is not NULL, the oldest first, a chunk at a
--- time: at most p_count and p_bytes of stored data, but at least one. Skips locked rows. The next
--- chunk has p_since = last and p_until = before, so that a command that fails again meanwhile is
--- not resolved twice; there is none if last is NULL.
+-- Resolves those that came before p_until and meet every condition that is not NULL, the oldest
+-- first, a chunk at a time: at most p_count and p_bytes of stored data, but at least one. Skips
+-- locked rows. The next chunk has p_since = last; there is none if last is NULL.
 CREATE FUNCTION {schema}.resolve_batch(
     p_action text, p_domain text, p_type text, p_error_code text, p_since timestamptz,
     p_until timestamptz, p_count integer, p_bytes bigint, p_operator text, p_reason text,
     p_result json,
-    OUT resolved bigint, OUT last timestamptz, OUT before timestamptz
+    OUT resolved bigint, OUT last timestamptz
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -361,7 +358,6 @@ DECLARE
     domains text[];
     command_ids uuid[];
 BEGIN
-    before := least(p_until, clock_timestamp());
     WITH picked AS MATERIALIZED (
         SELECT t.domain, t.command_id, t.failed_at, pg_column_size(t.data) AS bytes
         FROM {schema}.troubleshooting t
@@ -369,7 +365,7 @@ BEGIN
             AND (p_type IS NULL OR t.type = p_type)
             AND (p_error_code IS NULL OR t.error_code = p_error_code)
             AND (p_since IS NULL OR t.failed_at >= p_since)
-            AND t.failed_at < before
+            AND t.failed_at < p_until
         ORDER BY t.failed_at
         LIMIT p_count
         FOR UPDATE SKIP LOCKED
@@ -383,7 +379,7 @@ BEGIN
         CASE WHEN count(*) < max(s.picked) OR max(s.picked) = p_count THEN max(s.failed_at) END
     INTO domains, command_ids, last FROM summed s WHERE s.bytes_before < p_bytes;
     resolved := {schema}.resolve_keys(
-        p_action, domains, command_ids, p_operator, p_reason, p_result);
+        p_action, domains, command_ids, p_operator, p_reason, p_result, NULL);
 END
 $$;
 
