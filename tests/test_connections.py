@@ -299,6 +299,31 @@ def test_a_pool_may_commit_as_it_likes(dsn: str, autocommit: bool) -> None:
         assert watcher.execute("SELECT count(*) FROM cmdbus.ready").fetchone() == (2,)
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["id of the bus", "own id"])
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_a_send_is_repeated_whose_commit_the_callers_pool_could_not_make(
+    dsn: str, own: bool, many: bool
+) -> None:
+    def cut_at_commit(data: bytes) -> bytes:
+        if b"COMMIT" in data and not cut:
+            cut.append(data)
+            proxy.cut()
+        return data
+
+    cut: list[bytes] = []
+    id_ = uuid4() if own else None
+    with (
+        Proxy(dsn, cut_at_commit) as proxy,
+        ConnectionPool(proxy.dsn, min_size=1, open=True) as pool,
+        CommandBus(pool=pool) as bus,
+    ):
+        if many:
+            [sent] = bus.send_many([SendRequest("payments", "Debit", command_id=id_)])
+        else:
+            sent = bus.send("payments", "Debit", command_id=id_)
+        assert cut and [record.command_id for record in bus.query()] == [sent]
+
+
 def test_a_bus_needs_either_a_dsn_or_a_pool() -> None:
     with pytest.raises(ValueError, match="exactly one of them"):
         CommandBus()

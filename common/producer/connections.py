@@ -230,7 +230,10 @@ class _DiedError(Exception):
 def _discard_dead(connection: Connection, work: Callable[[Connection], T]) -> T:
     """A _DiedError if the connection is of no more use, whatever its pool."""
     try:
-        return work(connection)
+        done = work(connection)
+        if not connection.autocommit:
+            connection.commit()  # Else its pool does it, and its death would not be noticed here.
+        return done
     except psycopg.errors.ReadOnlySqlTransaction as error:
         # The server has become a standby; another one is the primary now.
         connection.close()
