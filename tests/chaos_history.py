@@ -168,7 +168,30 @@ _AGAIN = add("marks", 4, at=104.6, run="20.3")
 _BEFORE: dict[str, Any] = dict(number=99, at=104.5, token_before=1, token=2)
 RUN_AFTER_RELEASE = both(_AGAIN, add("moves", 10, what="release", **_BEFORE))
 RUN_AFTER_CLAIM = both(_AGAIN, add("moves", 10, what="claim", **_BEFORE))
+#: Worker 2 stops in order, and its Noop is released although it had returned.
+OUTCOME_LOST = both(
+    add("lines", 0, at=107.0, message="worker 0 has stopped, pid 20"),
+    add("events", 0, command_id="noop", at=107.0, kind="LOST", code="STOPPED", token=1, claimer=2),
+)
 CALM = change("recoveries", 0, began=50.0, ended=50.0)
+
+
+def starts(pause: float) -> Change:
+    """Of quarantine processes that run nothing."""
+    return lambda history: replace(
+        history,
+        lines=[
+            *history.lines,
+            *(
+                replace(
+                    history.lines[0],
+                    at=at * pause,
+                    message=f"quarantine starts, pid {at}, generation 1",
+                )
+                for at in range(100, 200)
+            ),
+        ],
+    )
 
 
 def waiting(pending: list[str]) -> Change:

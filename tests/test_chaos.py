@@ -34,6 +34,7 @@ FREEZE = ["--seed", "707", "--minutes", "0.03", "--only", "freeze-node"]
 KILLS = ["--seed", "74", "--minutes", "0.05", "--only", "kill-worker", "--only", "kill-steward"]
 #: None of these faults may cost a lease.
 CALM = ["--seed", "7", "--minutes", "0.25", "--only", "kill-producer"]
+RELOADS = ["--seed", "7", "--minutes", "0.1", "--only", "hup"]
 
 pytestmark = pytest.mark.skipif(not CHAOS.exists(), reason="needs the checkout's scripts")
 
@@ -79,8 +80,10 @@ def test_a_fault_that_is_apart_has_no_other_near_it() -> None:
 def test_the_timeouts_of_instances_are_a_ladder() -> None:
     from cmdbus import Timeouts
 
+    drains = set()
     for seed in range(50):
         options = make(seed, 1).options
+        drains.add(options.drain > options.watchdog)
         Timeouts(
             statement=options.statement,
             pool=options.pool,
@@ -88,6 +91,7 @@ def test_the_timeouts_of_instances_are_a_ladder() -> None:
             thread=options.thread,
             watchdog=options.watchdog,
         )
+    assert drains == {False, True}
 
 
 # What is read, undone and singled out.
@@ -226,8 +230,12 @@ def test_a_bus_survives_a_short_run(dsn: str) -> None:
             *("renewals", CALM, "leases-of-the-living-are-renewed", "and its steward lived"),
             marks=pytest.mark.long,
         ),
+        pytest.param(
+            *("stops", RELOADS, "stops-lose-no-outcome", ", which stopped in order, had "),
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["fence", "losses", "renewals"],
+    ids=["fence", "losses", "renewals", "stops"],
 )
 def test_a_bus_with_a_defect_does_not_pass(
     dsn: str, sabotage: str, faults: list[str], check: str, text: str
@@ -235,7 +243,8 @@ def test_a_bus_with_a_defect_does_not_pass(
     """Without a fence each settlement, release and renewal loses its comparisons of tokens and
     claimers: a frozen instance comes back when others have its commands. Without losses, what ran
     in a killed process is released as if it had not begun. Without renewals, leases end of claims
-    whose processes, stewards and database all work."""
+    whose processes, stewards and database all work. With the stops, some outcomes are never
+    settled, and their claims are released when their workers stop."""
     for _ in range(3):  # on a busy machine the faults may hit an instance that holds nothing
         done = run("chaos", *faults, "--dsn", dsn, "--sabotage", sabotage, "--json")
         if done.returncode != 0:

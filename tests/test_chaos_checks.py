@@ -13,6 +13,7 @@ from chaos_history import (
     FIRST,
     GOOD,
     LEASE_ENDED,
+    OUTCOME_LOST,
     RUN_AFTER_CLAIM,
     RUN_AFTER_RELEASE,
     STEWARD,
@@ -24,6 +25,7 @@ from chaos_history import (
     drop,
     outage,
     put,
+    starts,
     waiting,
 )
 from fault_injection import checking, handlers
@@ -129,6 +131,7 @@ BROKEN: dict[str, dict[str, Change]] = {
     "ended-leases-are-recorded": {
         "a lease that ended without an event": change("moves", 5, claimer_before=1),
     },
+    "stops-lose-no-outcome": {"a handler had returned": OUTCOME_LOST},
     "attempts-are-bounded": {
         "too many attempts": change("rows", 0, max_attempts=1),
         "a claim charges": change("moves", 5, attempts=2),
@@ -150,6 +153,7 @@ BROKEN: dict[str, dict[str, Change]] = {
         "a restart for nothing": drop("lines", 1),
         "a supervisor ended": put(wrong=["the supervisor a ended with 1"]),
     },
+    "starts-are-bounded": {"three processes a second that run nothing": starts(0.3)},
     "fleets-are-bounded": {
         "too many processes for long": lambda h: replace(
             h, samples=[replace(s, workers=4) for s in h.samples]
@@ -232,6 +236,24 @@ def test_the_lease_of_a_process_that_has_exited_or_was_kept_away_may_end() -> No
     assert is_found(both(stopped, change("recoveries", 0, instances=["b"])))
     assert is_found(both(stopped, change("recoveries", 0, began=90.0, ended=91.0)))
     assert not is_found(put(stalls=[Stall(began=102.5, ended=103.5)]))
+
+
+def test_what_had_returned_may_be_lost_where_it_could_not_be_settled() -> None:
+    def is_found(*changes: Change) -> bool:
+        return "stops-lose-no-outcome" in violated(OUTCOME_LOST, *changes)
+
+    assert is_found(change("events", 1, code="LEASE_ENDED"))
+    away = change("recoveries", 0, kind="lock-rows", instances=["a"], began=105.0, ended=106.0)
+    assert not is_found(away)
+    assert is_found(away, change("recoveries", 0, began=90.0, ended=91.0))
+    assert not is_found(change("lines", 4, message="worker 0, pid 20, was killed by SIGKILL"))
+    assert not is_found(change("marks", 5, what="raised"))
+    assert not is_found(change("marks", 5, at=106.0)), "at the very end of the drain"
+    assert not is_found(change("moves", 10, token=2), change("events", 1, token=2, at=104.3))
+
+
+def test_a_quarantine_process_may_start_again_after_a_pause() -> None:
+    assert "starts-are-bounded" not in violated(starts(2.0))
 
 
 @pytest.mark.parametrize(

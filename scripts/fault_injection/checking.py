@@ -33,6 +33,7 @@ from fault_injection.fleet_checks import (
     no_secret_is_printed,
     none_claims_after_its_stop,
     restarts_have_causes,
+    starts_are_bounded,
     the_server_is_content,
 )
 from fault_injection.history import Call, History, Restore
@@ -40,6 +41,7 @@ from fault_injection.time_checks import (
     delayed_start_in_time,
     leases_of_the_living_are_renewed,
     outages_are_over_in_time,
+    stops_lose_no_outcome,
 )
 
 Check = Callable[[History], Iterator[str]]
@@ -107,12 +109,14 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("executions are explained by what is recorded", runs_are_explained),
     ("each claim after an ended lease has its event", ended_leases_are_recorded),
     ("leases of living processes are renewed", leases_of_the_living_are_renewed),
+    ("a stop within its drain loses no outcome", stops_lose_no_outcome),
     ("attempts are bounded, and only outcomes charge", attempts_are_bounded),
     ("nothing runs before it is due", not_before_its_time),
     ("what is delayed starts in time", delayed_start_in_time),
     ("in each snapshot: sent = sum over all states", counts_agree),
     ("counters never fall while a supervisor lives", counters_never_fall),
     ("restarts and ends of processes have causes", restarts_have_causes),
+    ("no post starts processes in a loop", starts_are_bounded),
     ("no more processes than wanted, and one", fleets_are_bounded),
     ("no more sessions than the budget", connections_are_bounded),
     ("none claims after its stop", none_claims_after_its_stop),

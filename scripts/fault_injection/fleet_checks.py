@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from fault_injection.grouping import pid_of
 from fault_injection.history import History, Line, Recovery
 
+#: Of one post, the processes that run nothing and start within so many seconds.
+_MAX_STARTS, _STARTS_S = 40, 60.0
 #: A stop reaches every process within that.
 _STOPS_S = 1.0
 _TWINS = "chaos.twin"
@@ -68,6 +70,19 @@ def restarts_have_causes(history: History) -> Iterator[str]:
             replaced[key] += 1
             if replaced[key] > ended[key] + resized[line.instance, line.pid]:
                 yield f"{line.instance}: {name} got generation {generation}, pid {pid}, for nothing"
+
+
+def starts_are_bounded(history: History) -> Iterator[str]:
+    """A process that starts, finds nothing to run and exits may not start again and again."""
+    ran = {mark.pid for mark in history.marks}
+    starts: dict[tuple[str, int, str], list[float]] = defaultdict(list)
+    for line in history.lines:
+        if (match := STARTS.match(line.message)) and int(match[2]) not in ran:
+            starts[line.instance, line.pid, match[1]].append(line.at)
+    for (instance, _, name), times in starts.items():
+        spans = [last - first for first, last in zip(times, times[_MAX_STARTS:], strict=False)]
+        if spans and min(spans) < _STARTS_S:
+            yield f"{instance}: {name} started {_MAX_STARTS + 1} times in {min(spans):.1f} s"
 
 
 def fleets_are_bounded(history: History) -> Iterator[str]:

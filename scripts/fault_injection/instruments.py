@@ -77,6 +77,11 @@ SABOTAGES = {
     "renewals": {
         "renew": {"AND r.claimer = k.claimer": "AND r.claimer = k.claimer AND k.id % 2 = 0"}
     },
+    # The first outcomes of each tenth row are never settled, as if another session locked it.
+    "stops": {
+        "settle": {"AND r.token = o.token": "AND r.token = o.token AND r.token + r.id % 10 > 1"},
+        "complete": {"AND r.token = o.token": "AND r.token = o.token AND r.token + r.id % 10 > 1"},
+    },
     "losses": {
         "release": {"coalesce(o.losses, 0)": "0", "WHERE losses IS NOT NULL": "WHERE false"}
     },

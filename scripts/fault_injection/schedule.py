@@ -70,6 +70,7 @@ def make(seed: int, minutes: float, only: Sequence[str] = (), *, hosts: bool = F
 
 def _options(generator: random.Random, seed: int) -> Options:
     lease = generator.choice((2.0, 3.0, 4.0))
+    watchdog = lease + 3.0
     return Options(
         instances=2,
         procs=generator.choice((2, 3)),
@@ -78,14 +79,20 @@ def _options(generator: random.Random, seed: int) -> Options:
         pool=lease,
         lease=lease,
         thread=lease + 1.0,
-        watchdog=lease + 3.0,
-        drain=generator.choice((2.0, 4.0)),
+        watchdog=watchdog,
+        drain=_drain(generator.choice((2.0, 4.0)), watchdog, seed),
         poll=generator.choice((3.0, 10.0)),
         max_rss_mib=192,
         max_commands=generator.choice((1_500, 5_000)),
-        # By a generator of its own: known seeds keep their schedules.
+        # As in _drain.
         claim_bytes=random.Random(f"claim bytes:{seed}").choice(("64K", "1M", "8M")),
     )
+
+
+def _drain(short: float, watchdog: float, seed: int) -> float:
+    """One in three is longer than a process may go without a heartbeat. By a generator of its
+    own: known seeds keep their schedules."""
+    return random.Random(f"drain:{seed}").choice((short, short, watchdog + 2.0))
 
 
 def _producer(generator: random.Random, number: int, share: float) -> Producing:

@@ -1,7 +1,8 @@
-"""The invariants about time: leases that must not end, delays that must. Pure."""
+"""The invariants about time: leases that must not end, delays that must, and stops. Pure."""
 
 import re
 from bisect import bisect
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from fault_injection.fleet_checks import STARTS
@@ -19,6 +20,14 @@ _KEEPS_AWAY = (
 )
 #: A steward that is replaced promotes nothing until its successor is ready.
 _KEEPS_STEWARD_AWAY = (*_KEEPS_AWAY, "hup")
+#: Faults that keep a worker that lives from settling: from its sessions, its rows, or a CPU.
+_KEEPS_FROM_SETTLING = (
+    *("stop-", "freeze-", "server-", "outage", "restore", "link-", "proxy-", "end-sessions"),
+    *("lock-", "snapshot", "migrate", "too-many", "deny", "read-only", "no-standby"),
+    *("fork-fails", "no-descriptors", "gil"),
+)
+#: Seconds within which the outcome of a handler that has returned is settled.
+_SETTLED_S = 1.5
 #: Seconds by which a fault counts as begun earlier, and as recovered from later, than recorded.
 _NEAR_S = 1.0
 #: Seconds by which the line about the exit of a process may be later than what follows from it.
@@ -29,6 +38,7 @@ _PROMOTED_S, _STARTED_S = 2.0, 10.0
 _BACKLOG = 20
 #: Seconds after an outage within which each instance claims and each producer is answered.
 _WORKS_S = 2.0
+_STOPPED = re.compile(r"(?:worker \d+|quarantine) has stopped, pid (\d+)$")
 _EXITED = re.compile(r"(?:worker \d+|quarantine), pid (\d+), (?:exited with|was killed by)")
 
 
@@ -47,6 +57,30 @@ def leases_of_the_living_are_renewed(history: History) -> Iterator[str]:
                 f"command {move.command_id}: the lease of {pid} ended at "
                 f"{move.lease_before or move.at:.1f}, though the process and its steward lived"
             )
+
+
+def stops_lose_no_outcome(history: History) -> Iterator[str]:
+    """A process that stopped by itself, within its drain, has settled what had returned."""
+    homes = _homes(history)
+    stops = {int(m[1]): line.at for line in history.lines if (m := _STOPPED.match(line.message))}
+    claims = {(m.command_id, m.token): m.at for m in history.moves if m.what == "claim"}
+    returns = defaultdict(list)
+    for mark in history.marks:
+        if mark.what == "returned":
+            returns[mark.command_id, mark.pid].append(mark.at)
+    for event in history.events:
+        pid = pid_of(history.workers.get(event.claimer or 0, ""))
+        if event.code not in ("STOPPED", "LEASE_ENDED") or pid not in stops:
+            continue
+        claimed = claims.get((event.command_id, event.token or 0), event.at)
+        ended = min(event.at, stops[pid])
+        for at in returns[event.command_id, pid]:
+            in_time = claimed <= at <= ended - _SETTLED_S
+            if in_time and not _kept_away(history, homes.get(pid), at, ended, _KEEPS_FROM_SETTLING):
+                yield (
+                    f"command {event.command_id}: {pid}, which stopped in order, had returned from "
+                    f"it {ended - at:.1f} s before it was lost as {event.code}"
+                )
 
 
 def outages_are_over_in_time(history: History) -> Iterator[str]:
