@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -44,18 +45,31 @@ def supervise(*arguments: str, **environment: str) -> "subprocess.CompletedProce
     )
 
 
-def at_terminal(*arguments: str, answer: str) -> "subprocess.CompletedProcess[str]":
+def at_terminal(
+    *arguments: str, answer: str, first: Callable[[], object] = int
+) -> "subprocess.CompletedProcess[str]":
+    """`first` is called when it asks, before the answer."""
     writer, reader = os.openpty()
-    with os.fdopen(writer, "wb", 0) as terminal, os.fdopen(reader, "rb", 0) as stdin:
-        terminal.write(answer.encode())
-        return subprocess.run(
+    with (
+        os.fdopen(writer, "wb", 0) as terminal,
+        os.fdopen(reader, "rb", 0) as stdin,
+        subprocess.Popen(
             [sys.executable, "-c", CALL, *arguments],
             stdin=stdin,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=25,
             env=environment_without_ours(),
-        )
+        ) as process,
+    ):
+        assert process.stderr is not None
+        question = ""
+        while not question.endswith("]: ") and (character := process.stderr.read(1)):
+            question += character
+        first()
+        terminal.write(answer.encode())
+        stdout, stderr = process.communicate(timeout=25)
+        return subprocess.CompletedProcess([], process.returncode, stdout, question + stderr)
 
 
 def here(*arguments: str, stdin: str = "", **environment: str) -> Result:

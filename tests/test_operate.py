@@ -62,6 +62,7 @@ def test_files_and_spans_without_an_end_get_one_sentence(tmp_path: Path) -> None
     (tmp_path / "cmdbus.toml").symlink_to("/dev/zero")
     for arguments, sentence in (
         (["list", "--since", "99999999d"], "(2h would be two hours ago)"),
+        (["domain", "configure", "payments", "--keep", "9999999999d"], "it is too long"),
         (["send", "payments", "Debit", "@/dev/zero"], "it has more than 33554432 bytes"),
         (["domain", "list", "--dsn-file", "/dev/zero"], "it has more than 65536 bytes"),
     ):

@@ -3,6 +3,7 @@
 import getpass
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -88,7 +89,12 @@ def test_all_of_a_domain_are_canceled_only_after_a_yes(dsn: str, run: Run) -> No
         assert (refused.returncode, bus.snapshot("payments")["depth"]) == (1, 3)
         agreed = at_terminal(*asked, "--dsn", dsn, answer="y\n")
         assert (agreed.returncode, agreed.stdout) == (0, "canceled 2 commands\n")
+        bus.send("payments", "Debit", delay=60)
+        more = partial(bus.send, "payments", "Debit")
+        agreed = at_terminal(*asked, "--dsn", dsn, answer="y\n", first=more)
+        assert (agreed.returncode, agreed.stdout) == (0, "canceled 1 command\n")
+        assert bus.cancel_all("payments", "Debit", reason="twice") == 1
         text = done(run("cancel", "payments", "--all", "--yes", "--json"))
         assert json.loads(text) == {"canceled": 1}
         assert done(run("cancel", "payments", "--all")) == "canceled 0 commands\n"
-        assert [record.error_message for record in bus.query(type="Debit")] == ["twice"] * 2
+        assert [record.error_message for record in bus.query(type="Debit")] == ["twice"] * 4

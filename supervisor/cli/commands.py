@@ -170,6 +170,9 @@ def cancel(
         raise UsageProblem("--running goes with an ID: --all cancels only what waits")
     if not yes:
         those = "".join(f", {name} {value}" for name, value in conditions.items())
+        # More may be sent before the answer.
+        for newest in bus.query(domain, "PENDING", limit=1, **conditions):
+            conditions["until"] = newest.created_at + timedelta(microseconds=1)
         waiting = bus.count_waiting(domain, **conditions)
         confirm("cancel", "canceled", waiting, f"domain {domain}{those}")
     canceled = bus.cancel_all(domain, **conditions, operator=operator, reason=reason)

@@ -31,7 +31,10 @@ def data(text: str) -> object:
 
 
 def span(text: str) -> timedelta:
-    return timedelta(seconds=duration(text))
+    try:
+        return timedelta(seconds=duration(text))
+    except OverflowError:
+        raise ValueError(f"it is too long: {text}") from None
 
 
 #: Stands for a limit that is to be taken away; None is an option that was not given.

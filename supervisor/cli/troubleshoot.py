@@ -152,8 +152,11 @@ def _resolve(
     if every:
         if not yes:
             count = queue.count(**conditions)
-            confirm(verb, participle, min(count, limit or count), _which(conditions))
-        done = getattr(queue, f"{verb}_all")(**conditions, limit=limit, **resolution)
+            # More may come before the answer.
+            limit = min(count, limit or count)
+            confirm(verb, participle, limit, _which(conditions))
+        resolve_all = getattr(queue, f"{verb}_all")
+        done = 0 if limit == 0 else resolve_all(**conditions, limit=limit, **resolution)
     else:
         if limit or set(conditions) - {"domain"}:
             raise UsageProblem("filters and --limit go with --all, and not with an ID")
