@@ -26,10 +26,10 @@ def test_nothing_starts_that_was_claimed_ahead_before_a_pause(dsn: str, bus: Com
         eventually(lambda: bus.snapshot("payments")["depth"] == 0)
         bus.send_many([SendRequest("payments", "Debit")] * 300 + slow(100))
         gate.wait_for(2)
-        assert worker._waiter is not None
-        heard = worker._waiter.domain_pauses
+        board = worker._telemetry.board
+        heard = board.domain_pauses
         bus.pause("payments")
-        eventually(lambda: worker._waiter is not None and worker._waiter.domain_pauses > heard)
+        eventually(lambda: board.domain_pauses > heard)
         gate.open.set()
         bus.send("orders", "Ship")
         assert ran.acquire(timeout=10)

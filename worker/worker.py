@@ -92,8 +92,7 @@ class Worker:
         self._poll_interval = check_poll_interval(poll_interval)
         self._timeouts = timeouts or Timeouts()
         self._claim_bytes = check_whole("claim_bytes", claim_bytes, 1)
-        self._statements = ClaimStatements(schema, self._timeouts.lease, _scope(node))
-        self._statements.worker = name or f"{socket.gethostname()}:{os.getpid()}"
+        self._statements = _claim_statements(schema, self._timeouts.lease, node, name)
         #: None for a standalone worker, which is a node of one process while it runs.
         self._node = node
         self._wake_jitter_ms = wake_jitter_ms
@@ -109,8 +108,7 @@ class Worker:
         #: handler may change it.
         self._resizing = threading.RLock()
         self._threads: ThreadPool | None = None
-        self._waiter: NodeWaiter | None = None
-        self._steward: Steward | None = None  # only of a standalone worker
+        self._polling: list[NodeWaiter | Steward] = []
 
     def run(self) -> None:
         """Runs commands until `stop` is called, then returns once they have ended."""
@@ -150,11 +148,8 @@ class Worker:
     def set_poll_interval(self, seconds: float) -> None:
         """Applies from the next time the worker waits for commands."""
         self._poll_interval = check_poll_interval(seconds)
-        if self._waiter is not None:
-            self._waiter.poll_interval = self._poll_interval
-            self._waiter.wake()
-        if self._steward is not None:
-            self._steward.set_poll_interval(seconds)
+        for each in self._polling:
+            each.set_poll_interval(self._poll_interval)
 
     def _resize(self, threads: ThreadPool, number: int) -> None:
         if isinstance(self._opened, SessionPool):
@@ -218,9 +213,9 @@ class Worker:
         setup = self._setup(pool, waiter)
         threads = ThreadPool(setup)
         housekeeping = Housekeeping(threads, setup)
-        self._waiter = waiter
-        if node.parent is None:
-            self._steward = self._start_steward(node, opened)
+        # Only a standalone worker has a steward of its own.
+        steward = self._start_steward(node, opened) if node.parent is None else None
+        self._polling = [waiter, steward] if steward else [waiter]
         with self._resizing:
             # The number may have changed since the pool was opened.
             self._resize(threads, self._concurrency)
@@ -234,7 +229,7 @@ class Worker:
         domains = ", ".join(self._domains)
         logger.info("worker %s runs %s with %s", self._statements.worker, domains, count)
         threads.begin()
-        watch = Watch(node, setup, threads, housekeeping, self._steward)
+        watch = Watch(node, setup, threads, housekeeping, steward)
         try:
             deadline = watch.run(self._orders)
         except BaseException:
@@ -280,10 +275,16 @@ class Worker:
         return steward
 
 
-def _scope(node: Node | None) -> ClaimScope:
-    if node is None:
-        return ClaimScope.ANY
-    return ClaimScope.SUSPECT if node.quarantine else ClaimScope.ORDINARY
+def _claim_statements(
+    schema: str, lease: float, node: Node | None, name: str | None
+) -> ClaimStatements:
+    """Those of a worker with this name, which claims what its role in the node allows."""
+    scope = ClaimScope.ANY
+    if node is not None:
+        scope = ClaimScope.SUSPECT if node.quarantine else ClaimScope.ORDINARY
+    made = ClaimStatements(schema, lease, scope)
+    made.worker = name or f"{socket.gethostname()}:{os.getpid()}"
+    return made
 
 
 def _telemetry_of_one() -> Telemetry:

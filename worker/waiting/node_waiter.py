@@ -67,6 +67,10 @@ class NodeWaiter:
     def domain_pauses(self) -> int:
         return self._board.domain_pauses
 
+    def set_poll_interval(self, seconds: float) -> None:
+        self.poll_interval = seconds
+        self.wake()
+
     def stop(self) -> None:
         if self._stopped.is_set():
             return
