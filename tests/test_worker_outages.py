@@ -13,7 +13,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import await_drained, connect, effects, handling, leave_effect, running
+from handlers import SOON, await_drained, connect, effects, handling, leave_effect, running
 from own_servers import own_server
 from psycopg.conninfo import make_conninfo
 from queries import rows
@@ -81,6 +81,34 @@ def test_only_the_command_whose_session_crashes_the_server_counts_losses(
     else:
         assert (losses < MAX_LOSSES, effects(dsn)) == (True, 1)
         assert rows(dsn, "SELECT code FROM cmdbus.event") == [("DATABASE_AWAY",)] * MAX_LOSSES
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_an_outage_is_recognised_behind_an_error_that_the_handler_makes_of_it(
+    dsn: str, bus: CommandBus, chained: bool
+) -> None:
+    begun = list[int]()
+
+    def debit(command: Command, context: Context) -> None:
+        leave_effect(command, context)
+        begun.append(context.attempt)
+        if len(begun) > 1:
+            return
+        with connect(dsn) as another:
+            kill_server_process_of(another)
+        assert select.select([context.connection.fileno()], [], [], 10)[0], "it has ended"
+        try:
+            context.connection.execute("SELECT 1")
+        except psycopg.Error as error:
+            if chained:
+                raise LookupError("there is no such account") from error
+            raise LookupError("there is no such account")  # noqa: B904
+
+    bus.send("payments", "Debit")
+    with running(dsn, handling(debit, retry=SOON), concurrency=1):
+        eventually(lambda: losses_of(dsn), 30)
+    assert begun == [1, 1]
+    assert rows(dsn, "SELECT code FROM cmdbus.event") == [("DATABASE_AWAY",)]
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])

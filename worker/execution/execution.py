@@ -22,7 +22,7 @@ from cmdbus.clock import time
 from cmdbus.command import received
 from cmdbus.context import Context
 from cmdbus.data import Undecodable, decode
-from cmdbus.errors import InvalidOperationError, TransientCommandError
+from cmdbus.errors import CommandError, InvalidOperationError, TransientCommandError
 from cmdbus.failpoints import AFTER_COMMIT, AFTER_RETURN, BEFORE_EFFECT, failpoint
 from cmdbus.printable import joined
 from cmdbus.registry import Handler
@@ -60,6 +60,8 @@ _SESSION_ERRORS = (psycopg.OperationalError, psycopg.errors.IdleInTransactionSes
 #: Seconds until a command that an outage has interrupted runs again.
 _AFTER_OUTAGE = 1.0
 _PLAN_CHANGED = "PLAN_CHANGED"
+#: Errors from one to the one it was made of, and so on: a chain may be a circle.
+_MAX_CHAIN = 20
 # What a NamedTuple's class does, in half the time.
 _new = tuple.__new__
 
@@ -202,12 +204,12 @@ class Execution:
             return self._fate(TransientCommandError("UNREPORTABLE", message))
 
     def _failed(self, error: BaseException) -> Outcome:
-        if isinstance(error, _SESSION_ERRORS) and self._session_is_gone():
+        if self._session_is_gone() and (ended := _session_error(error)):
             return interrupted(
-                "POOL_EXHAUSTED" if isinstance(error, PoolExhausted) else "DATABASE_AWAY",
-                joined(str(error)),
+                "POOL_EXHAUSTED" if isinstance(ended, PoolExhausted) else "DATABASE_AWAY",
+                joined(str(ended)),
                 _AFTER_OUTAGE,
-                lost=self._is_lost(error),
+                lost=self._is_lost(ended),
             )
         if self._touched and _is_of_driver(error):
             return interrupted("DATABASE_AWAY", joined(str(error)), _AFTER_OUTAGE, lost=True)
@@ -293,6 +295,17 @@ class Execution:
     def _begin(self, session: Connection) -> HandlerTransaction:
         marker = f"{self.claim.id}:{self.claim.token}"
         return HandlerTransaction(self._statements, session, marker, **self._limits())
+
+
+def _session_error(error: BaseException) -> psycopg.Error | None:
+    """The error of a session from which the handler made this one, or this one. A CommandError
+    is the handler's own decision about its command."""
+    chained: BaseException | None = None if isinstance(error, CommandError) else error
+    for _ in range(_MAX_CHAIN):
+        if chained is None or isinstance(chained, _SESSION_ERRORS):
+            return chained
+        chained = chained.__cause__ or chained.__context__
+    return None
 
 
 def _is_of_driver(error: BaseException) -> bool:
