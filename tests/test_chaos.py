@@ -133,11 +133,18 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         ' "logger": "cmdbus.worker", "message": "of another one"}\nnot of the log\n'
     )
     assert read_lines("a", tmp_path / "log") == [Line(instance="a", at=2.0, pid=5, message="m")]
-    (tmp_path / "server").write_text(
-        "before\n1970-01-01 00:00:03.500 GMT [7] 40P01 ERROR:  deadlock detected\n\tmore\n"
+    server = tmp_path / "server"
+    server.mkdir()
+    (server / "log.1").write_text(
+        "1970-01-01 00:00:02.900 GMT [7] 00000 LOG:  before\n"
+        "1970-01-01 00:00:03.000 GMT [7] 00000 LOG:  then it was restarted\n"
     )
-    assert read_server(tmp_path / "server", 7) == [
-        (3.5, "40P01", "ERROR:  deadlock detected\nmore")
+    (server / "log").write_text(
+        "1970-01-01 00:00:03.500 GMT [7] 40P01 ERROR:  deadlock detected\n\tmore\n"
+    )
+    assert read_server(server / "log", 3.0) == [
+        (3.0, "00000", "LOG:  then it was restarted"),
+        (3.5, "40P01", "ERROR:  deadlock detected\nmore"),
     ]
 
 

@@ -51,19 +51,20 @@ def read_lines(instance: str, log: Path) -> list[Line]:
 _SERVER_LINE = re.compile(r"(\S+ \S+) \w+ \[\d+\] (\w{5}) (.*)")
 
 
-def read_server(log: Path, since: int) -> list[tuple[Time, str, str]]:
-    """Each entry with the lines that go on with it."""
+def read_server(log: Path, since: Time) -> list[tuple[Time, str, str]]:
+    """Each entry with the lines that go on with it. A server that starts moves the entries of a
+    long log to log.1."""
     found: list[tuple[Time, str, str]] = []
-    with log.open(errors="replace") as file:
-        file.seek(since)
-        for line in file:
+    for path in (log.with_name("log.1"), log):
+        text = path.read_text(errors="replace") if path.exists() else ""
+        for line in text.splitlines():
             if m := _SERVER_LINE.match(line):
                 at = datetime.fromisoformat(f"{m[1]}+00:00").timestamp()
                 found.append((at, m[2], m[3]))
             elif found and line.startswith("\t"):
-                at, state, text = found[-1]
-                found[-1] = at, state, f"{text}\n{line.strip()}"
-    return found
+                at, state, entry = found[-1]
+                found[-1] = at, state, f"{entry}\n{line.strip()}"
+    return [entry for entry in found if entry[0] >= since]
 
 
 _ROW = """
