@@ -1,5 +1,6 @@
 """A worker in a thread of the test, handlers to watch, and effects to count."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,15 @@ from eventually import eventually
 from psycopg_pool import ConnectionPool
 from queries import count, scalar
 
-from cmdbus import Command, CommandBus, CommandRecord, Context, HandlerRegistry, RetryPolicy
+from cmdbus import (
+    Command,
+    CommandBus,
+    CommandRecord,
+    Context,
+    HandlerRegistry,
+    RetryPolicy,
+    Timeouts,
+)
 from cmdbus.board.views import SeatView
 from cmdbus.worker import Worker
 from cmdbus.worker.claims.claim import Claim, ClaimRequest
@@ -19,6 +28,8 @@ from cmdbus.worker.claims.claim_statements import ClaimStatements
 
 Function = Callable[[Command, Context], object]
 
+#: With it a thread is given up after 0.4 s.
+LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)
 ONCE = RetryPolicy(max_attempts=1)
 SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
 
@@ -178,3 +189,11 @@ class Gate:
     def wait_for(self, count: int) -> None:
         for _ in range(count):
             assert self.entered.acquire(timeout=10)
+
+
+def threads_of_workers() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("worker-")]
+
+
+def executing_threads() -> int:
+    return sum(bool(re.match(r"worker-(payments-)?\d+$", name)) for name in threads_of_workers())

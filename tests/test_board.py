@@ -1,21 +1,14 @@
-"""The board: what is written by one process is what others read, whoever is killed when."""
+"""The board: what is written by one process is what others read."""
 
 import json
 import os
-import random
-import signal
-import sys
 import threading
 from collections.abc import Iterator
-from functools import partial
-from types import FrameType
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from boards import SECOND, begin, beyond, is_of_one_write, slot_view, taken
-from eventually import eventually
-from forks import forked
+from boards import SECOND, begin, is_of_one_write, slot_view, taken
 
 from cmdbus.board.board import Board
 from cmdbus.board.counters import Counter
@@ -30,7 +23,6 @@ from cmdbus.board.records import (
     SupervisorState,
     Verdict,
 )
-from cmdbus.board.slots import Slot
 from cmdbus.board.views import ClaimView, CommandView
 
 
@@ -72,30 +64,6 @@ def test_a_slot_shows_its_command_and_its_deadline(board: Board) -> None:
     assert (slot_view(board, 0, 1).phase, slot_view(board, 0, 1).due) == (Phase.RESTING, 80)
     slot.release()
     assert board.snapshot().seats[0].slots == ()
-
-
-def test_a_due_time_is_extended_before_or_after_another_write_of_the_slot(board: Board) -> None:
-    """Not between its bytes and their checksum: nobody could read the slot."""
-    taken(board)
-    slot = board.seat(0).slot(0)
-    extending = threading.Thread(target=slot.extend, args=(50,))
-
-    def trace(frame: FrameType, event: str, what: object) -> Any:
-        body = frame.f_locals.get("body") if frame.f_code is Slot._write.__code__ else None
-        if body is not None and slot._bytes[slot._at] == body and not extending.ident:
-            extending.start()
-            extending.join(0.1)
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        slot.session(4711, 123)
-    finally:
-        sys.settrace(before)
-    extending.join(10)
-    shown = slot_view(board, 0, 0)
-    assert (shown.backend_start, shown.due) == (123, 50)
 
 
 def test_a_slot_is_shown_as_stuck_until_its_thread_moves_on(board: Board) -> None:
@@ -286,81 +254,7 @@ def test_keys_beyond_the_table_are_not_shown_and_the_seat_says_so(board: Board) 
     assert (seat.claims.free_count, view.claims, view.complete) == (CLAIM_COUNT, (), True)
 
 
-@pytest.mark.process
-def test_no_key_is_read_half_while_places_are_taken_and_freed(board: Board) -> None:
-    taken(board)
-
-    def work() -> None:
-        seat = board.seat(0)
-        number = 0
-        while True:
-            places = []
-            for _ in range(CLAIM_COUNT):
-                number += 1
-                id = UUID(int=number << 64 | number)
-                places.append(seat.claims.claimed(number, number, id))
-            for place in places:
-                seat.claims.started(place)
-                seat.claims.finished(place)
-                seat.claims.free(place)
-
-    with forked(work):
-        eventually(lambda: board.seat_view(0).claims)
-        seen = 0
-        while seen < 50_000:
-            for key in board.seat_view(0).claims:
-                assert key.token == key.id
-                assert key.command_id == UUID(int=key.id << 64 | key.id)
-                seen += 1
-
-
-# Torn and dead.
-
-
-def hammer(board: Board, number: int) -> None:
-    seat = board.seat(0)
-    slot = seat.slot(number)
-    slot.occupy(number, 1)
-    for command in range(1, 2**40):
-        begin(slot, seat, command)
-
-
-@pytest.mark.process
-def test_no_slot_is_read_torn_while_its_thread_writes(board: Board) -> None:
-    seat = taken(board)
-    for number in (0, 1):
-        begin(seat.slot(number), seat, 1)
-
-    with forked(lambda: hammer(board, 0)), forked(lambda: hammer(board, 1)):
-        eventually(lambda: all(slot_view(board, 0, n).sequence > 1_000 for n in (0, 1)))
-        seen: set[int] = set()
-        reads = 0
-        while len(seen) < 300:  # a reader that looks again finds moments between two writes
-            view = slot_view(board, 0, reads % 2)
-            reads += 1
-            if view.phase is not None:
-                seen.add(view.sequence)
-                assert is_of_one_write(view)
-
-
-@pytest.mark.process
-def test_a_writer_killed_while_it_writes_leaves_what_is_true_or_unknown(board: Board) -> None:
-    dice, last = random.Random(7), 0
-    for generation in range(1, 41):
-        seat = taken(board, generation=generation)
-        with forked(lambda: hammer(board, 0)) as pid:
-            enough = last + 2 + dice.randrange(1_000)
-            eventually(partial(beyond, lambda: slot_view(board, 0, 0).sequence, enough))
-            os.kill(pid, signal.SIGKILL)
-        view = slot_view(board, 0, 0)
-        # Idle, if the one before left an unknown sequence, and this one came no further.
-        idle = view.phase is Phase.IDLE and view.command is None
-        assert view.phase is None or idle or is_of_one_write(view)
-        last = max(last, view.sequence)
-    slot = seat.slot(0)
-    slot.occupy(0, 1)
-    begin(slot, seat, 5)
-    assert is_of_one_write(slot_view(board, 0, 0))
+# Bounds.
 
 
 def test_slots_and_seats_begin_on_cache_lines(board: Board) -> None:

@@ -14,7 +14,6 @@ from cmdbus.settings import Settings
 from cmdbus.supervisor.cli.configuration import configured, entries
 from cmdbus.supervisor.cli.setting import SETTINGS
 from cmdbus.supervisor.cli.supervise import main
-from cmdbus.supervisor.cli.values import address, seconds, size, whole
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.worker import MAX_THREADS
 
@@ -319,23 +318,6 @@ def test_polling_has_a_pace_of_its_own() -> None:
     assert settings_of("--wake", "poll", "--poll-interval", "5").poll_interval == 5.0
 
 
-def test_values_are_what_people_write() -> None:
-    assert {size(text) for text in ("64M", "64MB", "64MiB", "67108864")} == {64 * 1024**2}
-    assert size("1g") == 1024**3
-    assert address(":8080") == ("127.0.0.1", 8080)
-    assert address("0.0.0.0:1") == ("0.0.0.0", 1)
-    assert whole("0", at_least=0) == 0
-    for wrong in ("", "512", "1.5G", "1X", "-1M", "\u0661M"):
-        with pytest.raises(ValueError):
-            size(wrong)
-    for wrong in ("", "0", "-1", "nan", "inf", "1 2", "1e99"):
-        with pytest.raises(ValueError):
-            seconds(wrong)
-    for wrong in ("", "8080", "host", "::1:80", ":99999", "a b:1"):
-        with pytest.raises(ValueError):
-            address(wrong)
-
-
 def test_a_jitter_of_more_than_10_ms_is_refused() -> None:
     assert settings_of().wake_jitter_ms == 0
     assert "from 0 to 10, not '11'" in refused("--wake-jitter", "11")
@@ -344,13 +326,3 @@ def test_a_jitter_of_more_than_10_ms_is_refused() -> None:
 def test_more_threads_than_a_worker_may_have_are_refused() -> None:
     assert settings_of("--threads", str(MAX_THREADS)).threads == MAX_THREADS
     assert f"from 1 to {MAX_THREADS}" in refused("--threads", str(MAX_THREADS + 1))
-
-
-def test_a_quota_leaves_fewer_cpus_than_the_machine_has(tmp_path: Path) -> None:
-    all_of_them = len(os.sched_getaffinity(0))
-    for text, expected in (("max 100000", all_of_them), ("150000 100000", min(2, all_of_them))):
-        (tmp_path / "cpu.max").write_text(text + "\n")
-        assert usable_cpus(tmp_path) == expected
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert usable_cpus(tmp_path) == 1
-    assert usable_cpus(tmp_path / "nowhere") == all_of_them

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from claiming import Claimer
 from databases import Databases
-from handlers import Gate, connect, handling, running
+from handlers import LADDER, Gate, connect, handling, running
 
 from cmdbus import (
     Command,
@@ -16,7 +16,6 @@ from cmdbus import (
     HandlerRegistry,
     RetryPolicy,
     SendRequest,
-    Timeouts,
 )
 from cmdbus.board.board import Board
 from cmdbus.database.schema import install
@@ -27,7 +26,6 @@ from cmdbus.worker.pipeline.adoption import Adoption
 from cmdbus.worker.pipeline.in_flight import RELEASED, InFlight
 
 ONCE = RetryPolicy(max_attempts=1)
-LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)
 
 
 def test_the_texts_of_an_outcome_can_be_stored_in_any_encoding() -> None:

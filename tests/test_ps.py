@@ -8,29 +8,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import IO
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from boards import SECOND, slot_view
-from cli import CALL, environment_without_ours, here
-from eventually import eventually
-from forks import forked
+from cli import environment_without_ours, here
+from ps_boards import another, begin, supervised, taken
 
 from cmdbus.board.board import Board
-from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import HEAD
 from cmdbus.board.records import ExitRecord, Phase, Restart, Role, SupervisorState, Verdict
-from cmdbus.board.slots import Slot
-from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.proc import PidState, pid_state
 from cmdbus.supervisor.runtime import board_path
-
-#: It looks 20 times a second.
-QUICK = f"from cmdbus.supervisor.cli import ps; ps._WATCH_SECONDS = 0.05; {CALL}"
 
 
 @pytest.fixture
@@ -43,57 +35,6 @@ def board(place: Path) -> Iterator[Board]:
     with closing(Board.create(place, 6, 6, name="cmdbus")) as board:
         supervised(board)
         yield board
-
-
-def supervised(
-    board: Board, *, due: float = 60, state: SupervisorState = SupervisorState.RUNNING
-) -> None:
-    now = time.monotonic_ns()
-    promised = now + int(due * SECOND)
-    board.supervise(pid=os.getpid(), state=state, since=now, due=promised, wanted=2)
-
-
-def taken(
-    board: Board, index: int, role: Role, number: int = 0, levels: HealthReport | None = None
-) -> Slot:
-    now, seat = time.monotonic_ns(), board.seat(index)
-    seat.assign(role, number=number, generation=index + 1)
-    seat.enter(pid=os.getpid(), generation=index + 1, now=now)
-    seat.beat(now + 60 * SECOND, levels or HealthReport())
-    slot = seat.slot(0)
-    slot.occupy(0, now)
-    seat.slot(1).occupy(1, now)
-    seat.slot(2).occupy(-1, now)
-    return slot
-
-
-def begin(board: Board, index: int, slot: Slot, command_id: UUID, type: str = "Debit") -> None:
-    now = time.monotonic_ns()
-    slot.begin(
-        board.seat(index).command_type("payments", type),
-        priority=5,
-        id=9,
-        token=1,
-        command_id=command_id,
-        attempt=2,
-        started=now - 3 * SECOND,
-        due=now + 33 * SECOND,
-    )
-
-
-@contextmanager
-def another(path: Path, due: float = 60) -> Iterator[int]:
-    """The pid of a supervisor with a board of its own; it is gone at the end."""
-
-    def supervise() -> None:
-        with closing(Board.create(path, 2, 2, name="cmdbus")) as board:
-            supervised(board, due=due)
-            ready.put()
-            signal.pause()
-
-    with closing(WakePipe(1)) as ready, forked(supervise) as pid:
-        eventually(ready.take)
-        yield pid
 
 
 def ps(path: Path, *arguments: str, code: int = 0) -> str:
@@ -297,52 +238,6 @@ def test_ps_asks_no_database(place: Path, board: Board) -> None:
         env={**environment_without_ours(), "CMDBUS_DSN": ""},
     )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]")
-
-
-@contextmanager
-def watching(path: Path, out: IO[str] | int, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
-    """Until Ctrl-C, which it takes well."""
-    command = [sys.executable, "-c", QUICK, "ps", "--watch", *arguments, "--runtime-dir"]
-    environment = {**environment_without_ours(), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        [*command, path.parent], stdout=out, stderr=out, text=True, env=environment
-    ) as watcher:
-        yield watcher
-        watcher.send_signal(signal.SIGINT)
-        assert watcher.wait(10) == 0
-
-
-def test_watching_shows_the_pace_survives_another_board_and_ends_with_ctrl_c(
-    place: Path, tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
-    with log.open("w") as out, watching(place, out):
-        eventually(lambda: "there is no board of 'cmdbus'" in log.read_text())
-        with closing(Board.create(place, 2, 3)) as first:
-            supervised(first)
-            slot = taken(first, 0, Role.WORKER)
-            command_type = first.seat(0).command_type("payments", "Debit")
-
-            def counted() -> object:
-                for end in (OutcomeLabel.COMPLETED, OutcomeLabel.TROUBLE):
-                    slot.counters.ended(command_type.index, end, 100)
-                return re.search(r"per second: \d+ completed, \d+ to trouble", log.read_text())
-
-            eventually(counted)
-        with closing(Board.create(place, 2, 3, name="second")) as second:
-            supervised(second)
-            eventually(lambda: "second: running" in log.read_text())
-            place.unlink()
-            watched = log.read_text().count("there is no board of 'cmdbus'")
-            eventually(lambda: log.read_text().count("there is no board of 'cmdbus'") > watched)
-    assert "Traceback" not in log.read_text()
-
-
-def test_watching_as_json_prints_a_line_for_each_look(place: Path, board: Board) -> None:
-    with watching(place, subprocess.PIPE, "--json") as watcher:
-        assert watcher.stdout is not None
-        for _ in range(2):
-            assert json.loads(watcher.stdout.readline())["state"] == "running"
 
 
 def test_a_leader_and_a_thread_without_the_database_are_busy(place: Path, board: Board) -> None:

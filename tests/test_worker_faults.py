@@ -1,10 +1,6 @@
-"""A worker whose threads hang, or are ended: it gives up the command, and goes on."""
+"""A worker whose threads hang: it gives up the command, and goes on."""
 
-import ctypes
 import logging
-import os
-import re
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,27 +10,23 @@ import psycopg
 import pytest
 from eventually import eventually
 from handlers import (
+    LADDER,
     ONCE,
     Function,
     Gate,
     await_renewals,
-    beside,
     do_nothing,
+    executing_threads,
     found,
     handling,
     leave_effect,
     running,
 )
 from queries import rows
-from tracing import ends_other_threads
 
-from cmdbus import Command, CommandBus, Context, InvalidOperationError, SendRequest, Timeouts
-from cmdbus.worker import Worker, housekeeping
+from cmdbus import Command, CommandBus, Context, SendRequest, Timeouts
+from cmdbus.worker import housekeeping
 from cmdbus.worker import worker as worker_module
-
-#: With it a thread is given up after 0.4 s.
-LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)
-
 
 TOUCHES: dict[str, Function] = {
     "nothing": do_nothing,
@@ -241,76 +233,6 @@ def test_a_slot_that_was_given_up_is_filled_however_its_thread_leaves(
         assert bus.wait("payments", bus.send("payments", "Noop")).status == "COMPLETED"
 
 
-def threads_of_workers() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("worker-")]
-
-
-def executing_threads() -> int:
-    return sum(bool(re.match(r"worker-(payments-)?\d+$", name)) for name in threads_of_workers())
-
-
-@ends_other_threads
-@pytest.mark.parametrize("whose", ["a thread", "the housekeeping thread"])
-def test_a_worker_whose_thread_is_ended_stops_with_an_error(
-    dsn: str, bus: CommandBus, whose: str
-) -> None:
-    """An exception that was sent to a thread, as libraries for timeouts do, ends it anywhere."""
-
-    def end(command: Command, context: Context) -> None:
-        others = {*threading.enumerate()} - {threading.current_thread()}
-        for thread in others:
-            is_housekeeping = thread.name == "worker-housekeeping"
-            if thread.name.startswith("worker-") and is_housekeeping == (
-                whose == "the housekeeping thread"
-            ):
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
-                )
-        bus.send_many([SendRequest("payments", "Noop")] * 10)  # which wakes them
-
-    bus.send("payments", "End")
-    with pytest.raises(RuntimeError, match=f"{whose} was ended by SystemExit"):
-        Worker(dsn, handling(end, "End"), concurrency=3, timeouts=LADDER).run()
-    eventually(lambda: not threads_of_workers())
-
-
-def test_an_interrupted_worker_leaves_no_threads_that_go_on(dsn: str, bus: CommandBus) -> None:
-    """Ctrl-C where no handler of SIGINT calls stop."""
-
-    def interrupt(command: Command, context: Context) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    bus.send("payments", "Interrupt")
-    with pytest.raises(KeyboardInterrupt):
-        Worker(dsn, handling(interrupt, "Interrupt"), concurrency=2, timeouts=LADDER).run()
-    eventually(lambda: not threads_of_workers())
-    assert bus.snapshot("payments")["in_progress"] == 0
-
-
-def test_a_thread_that_a_handler_left_behind_gets_no_connection(dsn: str, bus: CommandBus) -> None:
-    refused: list[BaseException] = []
-    returned = threading.Event()
-    left: list[threading.Thread] = []
-
-    def leave(command: Command, context: Context) -> None:
-        def late() -> None:
-            returned.wait(10)
-            try:
-                leave_effect(command, context)
-            except InvalidOperationError as error:
-                refused.append(error)
-
-        left.append(threading.Thread(target=late))
-        left[0].start()
-
-    with running(dsn, handling(leave, "Leave"), concurrency=1):
-        bus.wait("payments", bus.send("payments", "Leave"))
-        returned.set()
-        left[0].join(5)
-        assert len(refused) == 1
-        assert bus.wait("payments", bus.send("payments", "Noop")).status == "COMPLETED"
-
-
 def test_a_thread_that_cannot_be_replaced_keeps_no_lease_from_being_renewed(
     dsn: str, bus: CommandBus
 ) -> None:
@@ -364,46 +286,3 @@ def test_a_command_that_timed_out_waits_as_long_as_its_handler_has_asked(
     record = found(bus, hung)
     assert record.error_code == "TIMEOUT"
     assert timedelta(minutes=59) < record.due_at - record.created_at < timedelta(minutes=62)
-
-
-def test_a_worker_takes_more_and_fewer_threads_while_it_runs(dsn: str, bus: CommandBus) -> None:
-    gate = Gate()
-    with running(dsn, handling(gate), concurrency=1) as worker:
-        bus.send_many([SendRequest("payments", "Debit")] * 20)
-        gate.wait_for(1)
-        worker.set_concurrency(5)
-        gate.open.set()
-        gate.wait_for(19)
-        eventually(lambda: gate.inside == 0)
-        gate.open.clear()
-        worker.set_concurrency(2)
-        worker.set_poll_interval(30)
-        eventually(lambda: executing_threads() == 2)
-        bus.send_many([SendRequest("payments", "Debit")] * 4)
-        gate.wait_for(2)
-        # What was claimed ahead of a type that was quick until now goes back.
-        eventually(lambda: bus.snapshot("payments")["ready"] == 2)
-        gate.open.set()
-        eventually(lambda: bus.snapshot("payments")["ready"] == 0)
-        with pytest.raises(ValueError, match="concurrency must be"):
-            worker.set_concurrency(0)
-        with pytest.raises(ValueError, match="poll_interval must be"):
-            worker.set_poll_interval(0.09)
-
-
-def test_two_changes_of_the_number_of_threads_at_the_same_time_start_no_thread_twice(
-    dsn: str, frequent_switches: None
-) -> None:
-    together = threading.Barrier(2)
-
-    def change(number: int) -> None:
-        together.wait(10)
-        worker.set_concurrency(number)
-
-    with running(dsn, handling(), concurrency=1) as worker:
-        eventually(lambda: executing_threads() == 1)
-        for _ in range(40):
-            with beside(change, 6):
-                change(6)
-            worker.set_concurrency(1)
-            eventually(lambda: executing_threads() == 1)
