@@ -15,6 +15,8 @@ from handlers import (
     Function,
     Gate,
     await_renewals,
+    beside,
+    connect,
     do_nothing,
     executing_threads,
     found,
@@ -24,9 +26,10 @@ from handlers import (
 )
 from queries import rows
 
-from cmdbus import Command, CommandBus, Context, SendRequest, Timeouts
+from cmdbus import Command, CommandBus, Context, InvalidOperationError, SendRequest, Timeouts
 from cmdbus.worker import housekeeping
 from cmdbus.worker import worker as worker_module
+from cmdbus.worker.claims.connections import ThreadConnection
 
 TOUCHES: dict[str, Function] = {
     "nothing": do_nothing,
@@ -76,6 +79,28 @@ def test_the_time_after_which_a_thread_was_given_up_includes_its_extensions(
         record = bus.wait("payments", bus.send("payments", "Hang"))
         assert record.error_message == "gave up after 0.6 s: its thread did not return"
         gate.open.set()
+
+
+def test_a_session_that_is_opened_after_its_thread_was_given_up_is_closed(dsn: str) -> None:
+    opening, may_open = threading.Event(), threading.Event()
+    sessions: list[psycopg.Connection] = []
+
+    def open_slowly() -> psycopg.Connection:
+        opening.set()
+        assert may_open.wait(10)
+        sessions.append(connect(dsn))
+        return sessions[0]
+
+    def use() -> None:
+        with pytest.raises(InvalidOperationError, match="its time was over"):
+            connection.connection()
+
+    connection = ThreadConnection(open_slowly)
+    with beside(use):
+        assert opening.wait(10)
+        connection.take_away()
+        may_open.set()
+    assert sessions[0].closed
 
 
 def test_the_session_of_a_thread_that_came_back_late_serves_no_other_command(

@@ -96,15 +96,20 @@ class ThreadConnection:
         self._taken_away = False
 
     def connection(self, give_up: threading.Event | None = None) -> Connection:
-        if self._taken_away:
-            raise InvalidOperationError("this execution was given up: its time was over")
+        self._check_taken_away()
         if self._connection is not None and not _at_rest(self._connection):
             # Another thread uses it wrongly, in a transaction of its own.
             self.drop()
         if self._connection is None or self._connection.closed:
             self.reconnect(give_up)
+            self._check_taken_away()
         assert self._connection is not None
         return self._connection
+
+    def _check_taken_away(self) -> None:
+        if self._taken_away:
+            self.drop()
+            raise InvalidOperationError("this execution was given up: its time was over")
 
     def lost(self) -> bool:
         return self._connection is None or self._connection.closed
