@@ -288,6 +288,20 @@ def test_single_commands_are_retried_canceled_and_completed(dsn: str, run: Run) 
         assert "cannot be retried: it is PENDING" in refusal(result, 1)
 
 
+def test_of_several_commands_it_is_reported_how_many_were_resolved_before_a_mistake(
+    dsn: str, run: Run
+) -> None:
+    with CommandBus(dsn) as bus:
+        ids = [str(bus.send("payments", "Debit")) for _ in range(4)]
+        move_to_troubleshooting(dsn)
+        text = refusal(run("tsq", "retry", "payments", *ids, "no-id"), 2)
+        assert "must be a UUID, not 'no-id'" in text and bus.troubleshooting.count() == 4
+        bus.troubleshooting.retry("payments", ids[2], operator="bob")
+        text = refusal(run("tsq", "retry", "payments", *ids), 1)
+        assert text.startswith(f"Error: retried 2 commands, and then: command {ids[2]}"), text
+        assert "it is PENDING" in text and bus.troubleshooting.count() == 1
+
+
 def test_many_are_resolved_only_after_a_yes(dsn: str, run: Run) -> None:
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit")] * 5)

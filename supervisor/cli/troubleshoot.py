@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cmdbus.checks import check_id
 from cmdbus.counting import count_of
+from cmdbus.errors import CmdbusError
 from cmdbus.supervisor.cli.options import audit_options, option, page_options, stacked, time_option
 from cmdbus.supervisor.cli.output import Shown, ago, shorten, table
 from cmdbus.supervisor.cli.parameters import data, past
@@ -160,9 +162,14 @@ def _resolve(
     else:
         if limit or set(conditions) - {"domain"}:
             raise UsageProblem("filters and --limit go with --all, and not with an ID")
-        for command_id in command_ids:
-            getattr(queue, verb)(conditions["domain"], command_id, **resolution)
-        done = len(command_ids)
+        resolve, done = getattr(queue, verb), 0
+        for command_id in [check_id("ID", text) for text in command_ids]:
+            try:
+                resolve(conditions["domain"], command_id, **resolution)
+            except CmdbusError as error:
+                before = f"{participle} {count_of(done)}, and then: " if done else ""
+                raise click.ClickException(f"{before}{error}") from None
+            done += 1
     return {participle: done}, [f"{participle} {count_of(done)}"]
 
 
