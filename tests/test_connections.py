@@ -17,7 +17,15 @@ from psycopg.conninfo import make_conninfo
 from psycopg_pool import ConnectionPool
 from queries import await_lock_waits
 
-from cmdbus import CommandBus, DatabaseUnavailableError, DuplicateCommandError, SendRequest
+from cmdbus import (
+    CommandBus,
+    DatabaseUnavailableError,
+    DuplicateCommandError,
+    QueueFullError,
+    SendRequest,
+    ShutdownError,
+)
+from cmdbus.errors import CmdbusError
 from cmdbus.producer.ids import new_call
 from cmdbus.producer.requests import Limits, Outgoing
 from cmdbus.producer.sending import SendAttempt, Sender
@@ -134,6 +142,7 @@ def test_a_bulk_send_is_repeated_although_its_server_does_not_know_that_its_clie
 
 
 STORE = Store("cmdbus")
+BACKSLASH_SPACE = "\\ "
 
 
 def outgoing(own: UUID | None = None) -> Outgoing:
@@ -174,57 +183,50 @@ def test_a_repetition_of_what_landed_is_not_refused(
     assert refusals(connection, command, call, True) == ["repeated"]
 
 
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
 @pytest.mark.parametrize("own", [None, uuid4()], ids=["id of the bus", "own id"])
 @pytest.mark.parametrize("lands", [True, False], ids=["committed", "rolled back"])
 @pytest.mark.parametrize(
-    ("shut", "refusal"), [({"max_depth": 1}, "full"), ({"accepting": False}, "closed")]
+    ("shut", "refusal"),
+    [({"max_depth": 1}, QueueFullError), ({"accepting": False}, ShutdownError)],
 )
-def test_a_repetition_is_refused_only_after_its_first_try_has_failed(
+def test_a_repetition_waits_for_its_first_try_before_it_is_refused(
     dsn: str,
     bus: CommandBus,
-    connection: psycopg.Connection,
+    level: str,
     own: UUID | None,
     lands: bool,
     shut: dict[str, Any],
-    refusal: str,
+    refusal: type[CmdbusError],
 ) -> None:
+    """Also in a pool whose sessions are not at READ COMMITTED."""
+    options = f"-c default_transaction_isolation={level.replace(' ', BACKSLASH_SPACE)}"
     command, call = outgoing(own), new_call()
     bus.send("payments", "Debit")
-    with psycopg.connect(dsn) as first:
-        assert refusals(first, command, call, False) == [None]
-        bus.configure("payments", **shut)
-        answers: list[str | None] = []
-        with beside(lambda: answers.extend(refusals(connection, command, call, True))):
-            await_lock_waits(dsn)
-            first.commit() if lands else first.rollback()
-    assert answers == ["repeated" if lands else refusal]
-    assert len(bus.query()) == 1 + lands
-    if own and not lands:
-        bus.configure("payments", max_depth=None, accepting=True)
-        assert bus.send("payments", "Debit", command_id=own) == own, "it was given back"
-
-
-def test_a_repetition_at_repeatable_read_sees_its_first_try(dsn: str, bus: CommandBus) -> None:
-    """In a pool whose sessions are not at READ COMMITTED."""
-    options = "-c default_transaction_isolation=repeatable\\ read"
-    command, call = outgoing(), new_call()
     with (
         psycopg.connect(dsn) as first,
         ConnectionPool(dsn, kwargs={"options": options}, min_size=1, open=True) as pool,
     ):
         assert refusals(first, command, call, False) == [None]
-        answers: list[object] = []
+        bus.configure("payments", **shut)
+        answers: list[type[CmdbusError] | None] = []
 
         def repeat() -> None:
-            with pool.connection() as connection:
-                Sender(STORE).send(connection, command, SendAttempt(call, True))
-                answers.append("sent")
+            try:
+                with pool.connection() as connection:
+                    Sender(STORE).send(connection, command, SendAttempt(call, True))
+                answers.append(None)
+            except (QueueFullError, ShutdownError) as error:
+                answers.append(type(error))
 
         with beside(repeat):
             await_lock_waits(dsn)
-            first.commit()
-        assert answers == ["sent"]
-    assert len(bus.query()) == 1
+            first.commit() if lands else first.rollback()
+    assert answers == [None if lands else refusal]
+    assert len(bus.query()) == 1 + (answers == [None])
+    if own and answers != [None]:
+        bus.configure("payments", max_depth=None, accepting=True)
+        assert bus.send("payments", "Debit", command_id=own) == own, "it was given back"
 
 
 @pytest.mark.parametrize("own", [None, uuid4()], ids=["id of the bus", "own id"])

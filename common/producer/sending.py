@@ -9,6 +9,7 @@ A refused send has written nothing, and a caller's transaction stays usable.
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 from uuid import UUID
 
@@ -73,6 +74,8 @@ class Sender:
 
     def send(self, connection: Connection, command: Outgoing, attempt: SendAttempt) -> None:
         self._wait_for_first_try(connection, attempt)
+        if attempt.repeated and command.own:
+            self._wait_for_id(connection, command, attempt)
         admission = self._store.enqueue(
             connection, command, call=attempt.number, again=attempt.repeated
         )
@@ -109,6 +112,17 @@ class Sender:
             self._store.rows(connection, "wait_for_call", call=attempt.number)
         if not connection.autocommit:
             connection.commit()
+
+    def _wait_for_id(self, connection: Connection, command: Outgoing, attempt: SendAttempt) -> None:
+        """The first try of one command with an id of the caller's takes no lock of its call.
+        Taking the id waits for it; given back, because the repetition may be refused."""
+        keys = {"domains": [command.domain], "command_ids": [command.command_id]}
+        # At REPEATABLE READ, if the first try has committed.
+        with (
+            suppress(psycopg.errors.SerializationFailure),
+            connection.transaction(force_rollback=True),
+        ):
+            self._store.rows(connection, "identify", **keys, call=attempt.number, brought=True)
 
     def _already_sent(self, connection: Connection, bulk: BulkSend, attempt: SendAttempt) -> bool:
         """Whether the other try of this call did it; waits until that has ended."""

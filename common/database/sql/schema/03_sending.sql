@@ -168,17 +168,8 @@ DECLARE
     was_sent boolean;
     has_settings boolean;
 BEGIN
-    IF p_again AND p_own THEN
-        -- The first try has no lock of the call. Taking the id waits for it, also if the domain
-        -- is full; the id is returned, as this try may be refused.
-        SELECT i.refusal = 'repeated' INTO was_sent
-        FROM {schema}.identify(ARRAY[p_domain], ARRAY[p_command_id], p_call, true) i;
-        IF was_sent IS NULL THEN
-            DELETE FROM {schema}.identity i
-            WHERE i.domain = p_domain AND i.command_id = p_command_id AND i.call = p_call;
-        END IF;
-    ELSIF p_again THEN
-        was_sent := {schema}.already_sent(p_domain, p_command_id, false, p_call, true);
+    IF p_again THEN
+        was_sent := {schema}.already_sent(p_domain, p_command_id, p_own, p_call, true);
     ELSIF p_call IS NOT NULL AND NOT p_own THEN
         -- As in already_sent; an assignment costs less than PERFORM or a function.
         locked := pg_advisory_xact_lock(p_call);
