@@ -288,9 +288,10 @@ class Fleet:
             pause = self._restarts.not_started(post, now, random.random())
             text = "%s, pid %s: the system has no thread left for it: trying again in %.0f s"
             logger.error(text, process, process.pid, pause)
-        elif after.restart is not None:
-            self._restarts.reasons[post] = after.restart
+        elif process.view.killed_at is None:
             self._log_crash(process, after, seat)
+        if after.restart is not None:
+            self._restarts.reasons[post] = after.restart
         if after.boot_failed:
             self._handle_boot_failure(process.view)
         if after.early and (pause := self._restarts.exited_early(post, now, random.random())):

@@ -102,6 +102,20 @@ def test_a_command_that_crashes_its_process_after_returning_is_attributed(
     fleet.await_completed(fleet.send("Noop", 10))
 
 
+@pytest.mark.fleet(procs=1)
+def test_a_crash_after_an_order_to_stop_is_logged_with_what_ran(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    aborts = tmp_path / "aborts"
+    fleet.send("AbortLater", data=[str(tmp_path / "returns"), str(aborts)])
+    (pid,) = eventually(lambda: fleet.executing("AbortLater"))
+    fleet.send_signal(signal.SIGTERM)
+    fleet.await_saying("stops: running commands may end")
+    aborts.touch()
+    assert fleet.wait() == 5
+    assert fleet.logged(f"worker 0, pid {pid}, was killed by SIGABRT; it ran shop/AbortLater")
+
+
 def crash_before_settlement(fleet: Fleet, returns: Path, aborts: Path) -> None:
     (pid,) = eventually(lambda: fleet.executing("AbortLater"), 30.0)
     [name] = [
