@@ -131,7 +131,12 @@ _ATTEMPTS = re.compile(
 )
 
 
+#: Names, in which a pattern means nothing, as `tls` in a host's.
+_QUOTED = re.compile(r"""["'»„][^\s"'«“]*["'«“]""")
+
+
 def _attempt(text: str) -> ConnectFailure:
+    text = _QUOTED.sub('""', text)
     for known in _FAILURES:
         if known.pattern and re.search(known.pattern, text, re.IGNORECASE):
             return known
