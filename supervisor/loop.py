@@ -12,6 +12,7 @@ import shutil
 import signal
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from pathlib import Path
 
 from cmdbus.board.board import Board
 from cmdbus.board.records import Role, SupervisorState
@@ -100,12 +101,17 @@ def supervise(settings: Settings) -> Exit:
             logger.error("%s: raise the limit (ulimit -n, LimitNOFILE=)", error.strerror)
             return Exit.CANNOT_START
         if code is Exit.DONE:
-            with suppress(OSError):  # Their directory may be gone, or read-only by now.
-                path.unlink()
-            with suppress(OSError):
-                if stacks.is_dir():  # A pipe in its place would make us wait for a writer.
-                    shutil.rmtree(stacks, ignore_errors=True)
+            _remove_files(path, stacks)
         return code
+
+
+def _remove_files(board: Path, stacks: Path) -> None:
+    """Their directory may be gone, or read-only by now."""
+    with suppress(OSError):
+        board.unlink()
+    with suppress(OSError):
+        if stacks.is_dir():  # A pipe in its place would make us wait for a writer.
+            shutil.rmtree(stacks, ignore_errors=True)
 
 
 class Supervisor:
