@@ -9,6 +9,9 @@ from handlers import ONCE, connect, effects, handling, leave_effect, running
 from queries import count, move_to_troubleshooting, rows, scalar
 
 from cmdbus import Command, CommandBus, Context
+from cmdbus.readiness import Finding
+from cmdbus.settings import Settings
+from cmdbus.worker.boot.preflight import preflight
 
 
 @pytest.fixture
@@ -89,6 +92,17 @@ def test_history_that_another_session_has_locked_keeps_no_worker_from_starting(
             with running(dsn, handling()):
                 record = bus.wait("payments", bus.send("payments", "Debit"))
         assert record.status == "COMPLETED"
+
+
+def test_the_check_before_a_start_passes_where_no_fleet_has_made_partitions_for_weeks(
+    dsn: str, admin: psycopg.Connection
+) -> None:
+    """And leaves making them to the worker."""
+    drop_history(admin)
+    settings = Settings(app="tests.fleet_app:registry", dsn=dsn)
+    findings = {check.name: check.finding for check in preflight(settings)}
+    assert findings["claim"] is Finding.OK
+    assert count(admin, "pg_inherits WHERE inhparent = 'cmdbus.finished'::regclass") == 0
 
 
 def test_operators_end_commands_where_no_fleet_has_made_partitions_for_weeks(
