@@ -160,7 +160,7 @@ class Supervisor:
             wait([self._signals.descriptor, *exits], _ROUND_SECONDS)
         self._show(SupervisorState.STOPPED, time.monotonic())
         if fleet.unrescued:
-            text = "the claims of %s are not released: the next supervisor of this name does that"
+            text = "what %s had claimed is not released: the next supervisor of this name does that"
             logger.warning(text, count_of(fleet.unrescued, "dead process", "es"))
         if self._code is Exit.DONE and (self._fleet.unfinished or fleet.unrescued):
             self._code = Exit.UNFINISHED
