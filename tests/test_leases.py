@@ -252,6 +252,19 @@ def test_a_clock_that_is_set_back_turns_no_old_renewal_into_a_recent_one(
     assert owner.renew(claim) == []
 
 
+@pytest.mark.parametrize("lease", [0.3, 90 * 86_400.0])
+def test_a_wait_for_renewals_of_any_length_ends(dsn: str, lease: float) -> None:
+    with CommandBus(dsn) as bus, connect(dsn) as session:
+        node = Node(ClaimStatements("cmdbus", lease), session)
+        node.statements.register(session, "tester")
+        sent = bus.send("payments", "Debit")
+        node.renew(*node.claim())
+        pass_time(session, 1.1 * lease)
+        assert node.claim() == []
+        pass_time(session, 0.6 * lease)
+        assert [claim.command_id for claim in node.claim()] == [sent]
+
+
 def test_a_lease_that_is_longer_than_the_claimers_own_is_kept(dsn: str) -> None:
     with CommandBus(dsn) as bus, connect(dsn) as one, connect(dsn) as two:
         patient, hasty = (

@@ -15,7 +15,7 @@ RETURN least(greatest(p_time, '0002-01-01 00:00+00'::timestamptz),
              '9998-12-31 00:00+00'::timestamptz);
 
 -- A wait for renewals as one number: milliseconds since 1970, and 21 bits for the seconds of the
--- lease.
+-- lease, which is taken for 24 days if it is longer.
 CREATE FUNCTION {schema}.wait_value(p_begun_at timestamptz, p_lease interval) RETURNS bigint
 LANGUAGE sql STABLE
 RETURN (floor(extract(epoch FROM p_begun_at) * 1000)::bigint << 21)
@@ -54,7 +54,8 @@ BEGIN
     INTO length, latest FROM {schema}.node n;
     present := clock_timestamp();
     SELECT max(w.begun_at) + length / 2 INTO ends
-    FROM {schema}.waits_for_renewals() w WHERE w.begun_at <= present AND w.lease >= length;
+    FROM {schema}.waits_for_renewals() w
+    WHERE w.begun_at <= present AND w.lease >= least(length, '2097151 s');
     RETURN CASE
         WHEN latest IS NULL THEN NULL
         WHEN ends > present THEN ends
