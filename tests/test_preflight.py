@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from guarded import SECRET, Guarded
+from handlers import connect
 from preflights import AWAY, FATAL, OK, WARNING, checks, troubles
 from proxy import Proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -203,6 +204,20 @@ def test_a_lock_that_outlasts_a_check_is_waited_for_and_named(dsn: str) -> None:
     assert found.finding is AWAY
     assert "cannot check database" in found.sentence and "another session holds" in found.sentence
     assert "pg_blocking_pids" in found.fix
+
+
+def test_a_full_disk_is_waited_for(dsn: str) -> None:
+    with connect(dsn) as admin:
+        admin.execute(
+            "CREATE FUNCTION fill() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE disk_full USING MESSAGE = 'no space left'; END $$;"
+            " CREATE TRIGGER fill BEFORE INSERT ON cmdbus.ready FOR EACH ROW"
+            " EXECUTE FUNCTION fill()"
+        )
+    found = checks(dsn)["claim"]
+    assert found.finding is AWAY
+    assert found.sentence.endswith("settled here for now: no space left"), found.sentence
+    assert "disk" in found.fix
 
 
 def test_a_server_without_tls_or_one_that_starts_is_recognised() -> None:

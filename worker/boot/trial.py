@@ -10,7 +10,7 @@ from cmdbus.readiness import Check, Finding
 from cmdbus.worker.claims.claim import ClaimRequest, Connection, Finished
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import completed
-from cmdbus.worker.claims.rejections import Cause, cause_of, reason
+from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_storage, reason
 
 _NAME = "claim"
 _TYPE = "Check"
@@ -35,6 +35,9 @@ def try_claim(connection: Connection, dsn: str, schema: str) -> Check:
         if cause_of(error) in (Cause.CONTENTION, Cause.TIMEOUT):
             finding, what, failed = Finding.AWAY, f"{what} for now", reason(error)
             fix = "find the session that has locked the schema's tables in pg_locks"
+        elif lacks_storage(error):
+            finding, what, failed = Finding.AWAY, f"{what} for now", reason(error)
+            fix = "make room on the server's disk, or see the server's log"
     if not failed:
         return Check(_NAME, Finding.OK, "a command was sent, claimed and settled (rolled back)")
     return Check(_NAME, finding, f"{what}: {failed}", fix)
