@@ -88,11 +88,13 @@ class PreflightProcess:
             return checks
         self._ended = ended
         if ended and (exit_status := self.child.reap()) is not None:
-            return [*checks, self._broken_off(checks, f"its check {exit_status}")]
+            # No program can prevent a SIGKILL: memory ran out, perhaps for a moment.
+            killed = exit_status.signal == signal.SIGKILL
+            return [*checks, self._broken_off(checks, f"its check {exit_status}", killed, killed)]
         if time.monotonic() < self.deadline:
             return None
         what = f"no answer within {self._timeout:g} s"
-        return [*checks, self._broken_off(checks, what, away=True)]
+        return [*checks, self._broken_off(checks, what, after_import=True)]
 
     def close(self) -> None:
         """Kills the preflight if it still runs."""
@@ -108,14 +110,16 @@ class PreflightProcess:
             return False
         return True
 
-    def _broken_off(self, checks: list[Check], what: str, *, away: bool = False) -> Check:
-        """`away`: the cause may pass by itself, unless it is the application."""
+    def _broken_off(
+        self, checks: list[Check], what: str, in_import: bool = False, after_import: bool = False
+    ) -> Check:
+        """Whether the cause may pass by itself `in_import` of the application, and after that."""
         if any(check.name == "app" for check in checks):
             sentence = f"{what} after the check of {checks[-1].name}"
-            return Check("preflight", Finding.AWAY if away else Finding.FATAL, sentence)
+            return Check("preflight", Finding.AWAY if after_import else Finding.FATAL, sentence)
         sentence = f"{what} while {self._settings.app} was imported"
         fix = "import it with python -c to see where it waits, exits or crashes"
-        return Check("app", Finding.FATAL, sentence, fix)
+        return Check("app", Finding.AWAY if in_import else Finding.FATAL, sentence, fix)
 
 
 def _encoded(check: Check) -> bytes:
