@@ -66,6 +66,22 @@ def test_a_command_is_rescheduled_once(dsn: str, bus: CommandBus) -> None:
     assert kinds(bus, id_).count("RESCHEDULED") == 1
 
 
+def test_a_command_is_rescheduled_once_although_the_first_try_still_runs(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Its row moves to another table while the repetition waits for it."""
+    id_ = bus.send("payments", "Debit")
+    with Proxy(dsn) as proxy, CommandBus(proxy.dsn) as operator, psycopg.connect(dsn) as holder:
+        operator.query()
+        holder.execute("LOCK TABLE cmdbus.event IN EXCLUSIVE MODE")
+        with beside(lambda b: b.reschedule("payments", id_, delay=60, operator="ann"), operator):
+            await_lock_waits(dsn)
+            proxy.cut()
+            await_lock_waits(dsn, 2)
+            holder.rollback()
+    assert kinds(bus, id_).count("RESCHEDULED") == 1
+
+
 def test_many_that_failed_again_before_their_retry_is_repeated_are_retried_once(
     dsn: str, bus: CommandBus
 ) -> None:

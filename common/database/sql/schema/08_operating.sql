@@ -202,6 +202,8 @@ DECLARE
     -- One time for both inserts: with two, a due time between them would write the row twice.
     present timestamptz;
 BEGIN
+    -- A repetition waits for the first try: else `take` would find what that has moved meanwhile.
+    PERFORM pg_advisory_xact_lock(p_call) WHERE p_call IS NOT NULL;
     WHILE place IS NULL AND {schema}.exists_anywhere(p_domain, p_command_id) LOOP
         IF {schema}.was_done(p_domain, p_command_id, p_call) THEN
             RETURN 'waiting';
