@@ -334,7 +334,10 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             event["traceback"] = self.formatException(record.exc_info)
         more = {key: value for key, value in vars(record).items() if key not in _OWN}
-        return json.dumps({**more, **event}, default=str)
+        try:
+            return json.dumps({**more, **event}, default=str, allow_nan=False)
+        except (TypeError, ValueError):  # a key, number or circle in `extra` that JSON lacks
+            return json.dumps({**{str(key): str(more[key]) for key in more}, **event})
 
 
 def _time(record: logging.LogRecord) -> str:
