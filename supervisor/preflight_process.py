@@ -18,6 +18,8 @@ from cmdbus.supervisor.systemd_notifier import clear_notify_env
 
 #: Seconds: connecting may take 10, and importing a large application as long.
 TIMEOUT_SECONDS = 60.0
+#: Seconds after its deadline at which an alarm ends it.
+_ALARM_SECONDS = 1.0
 #: Follows the last check: a process that the application has started may keep the pipe open.
 _END = b"end"
 
@@ -88,13 +90,15 @@ class PreflightProcess:
             return checks
         self._ended = ended
         if ended and (exit_status := self.child.reap()) is not None:
-            # No program can prevent a SIGKILL: memory ran out, perhaps for a moment.
-            killed = exit_status.signal == signal.SIGKILL
+            # No program can prevent a SIGKILL: memory ran out, perhaps for a moment. If its alarm
+            # comes before this process has given it up, both were suspended meanwhile.
+            killed = exit_status.signal in (signal.SIGKILL, signal.SIGALRM)
             return [*checks, self._broken_off(checks, f"its check {exit_status}", killed, killed)]
-        if time.monotonic() < self.deadline:
+        late = time.monotonic() - self.deadline
+        if late < 0:
             return None
         what = f"no answer within {self._timeout:g} s"
-        return [*checks, self._broken_off(checks, what, after_import=True)]
+        return [*checks, self._broken_off(checks, what, late > _ALARM_SECONDS, True)]
 
     def close(self) -> None:
         """Kills the preflight if it still runs."""
@@ -134,7 +138,7 @@ def _decoded(line: bytes) -> Check:
 def _run(settings: Settings, pipe: int, timeout: float) -> int:
     """In the child. An alarm ends it if its parent cannot."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    signal.alarm(math.ceil(timeout) + 1)
+    signal.alarm(math.ceil(timeout + _ALARM_SECONDS))
     clear_notify_env()
     from cmdbus.worker.boot.preflight import preflight
 

@@ -5,15 +5,18 @@ import re
 import socket
 import subprocess
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from cli import cmdbus, supervise
+from eventually import eventually
 from guarded import SECRET
 
 from cmdbus.readiness import Check, Finding, worst
 from cmdbus.settings import Settings
-from cmdbus.supervisor.preflight_process import run_preflight
+from cmdbus.supervisor.preflight_process import PreflightProcess, run_preflight
 
 pytestmark = pytest.mark.process
 
@@ -66,6 +69,12 @@ def test_an_app_that_hangs_or_dies_while_it_is_imported_is_named(
         ),
         # Perhaps for lack of memory: then a start must not be given up for good.
         ("os.kill(os.getpid(), signal.SIGKILL)", AWAY, "its check was killed by SIGKILL"),
+        # Its own alarm: both processes were suspended beyond the deadline.
+        (
+            "signal.signal(signal.SIGALRM, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGALRM)",
+            AWAY,
+            "its check was killed by SIGALRM",
+        ),
         ("os.abort()", FATAL, "its check was killed by SIGABRT"),
         ("os._exit(7)", FATAL, "its check exited with code 7"),
     ):
@@ -74,6 +83,15 @@ def test_an_app_that_hangs_or_dies_while_it_is_imported_is_named(
         assert found.fix and found.finding is finding
         assert f"{text} while shop_checked:registry was imported" in found.sentence
     capfd.readouterr()
+
+
+def test_a_check_that_was_suspended_together_with_its_supervisor_is_repeated(app: Path) -> None:
+    app.write_text(APP + "signal.alarm(0); threading.Event().wait()\n")
+    settings = Settings(app="shop_checked:registry", dsn="host=127.0.0.1 port=1")
+    with closing(PreflightProcess(settings, 0.0)) as preflight:
+        eventually(lambda: time.monotonic() > preflight.deadline + 1)
+        [found] = preflight.checks() or []
+    assert (found.name, found.finding) == ("app", AWAY)
 
 
 def test_a_low_limit_on_open_files_is_warned_of(app: Path, dsn: str) -> None:
