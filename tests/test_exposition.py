@@ -308,6 +308,13 @@ def test_depths_are_those_of_the_database_and_none_while_it_is_not_known(board: 
     assert not values(families(board, None)["cmdbus_queue_depth"])
 
 
+def test_a_process_and_its_successor_have_one_series(board: Board) -> None:
+    worker(board, 0).rss_bytes = 1000
+    process(board, Role.WORKER, 2, 0, is_ready=False).rss_bytes = 2000
+    samples = families(board)["cmdbus_process_rss_bytes"].samples
+    assert [(sample.labels, sample.value) for sample in samples] == [({"seat": "0"}, 1000)]
+
+
 def test_health_and_slots_are_those_of_the_living(board: Board) -> None:
     seat = worker(board, 0, AWAY)
     worker(board, 1, HealthReport(stuck_threads=4))

@@ -87,6 +87,25 @@ def test_an_unhealthy_process_and_a_stuck_slot_are_shown_with_the_reasons(
     assert "0 busy, 1 idle, 1 stuck" in text
 
 
+def test_a_process_is_shown_while_its_successor_starts(place: Path, board: Board) -> None:
+    """In JSON, which has one process of each number, until the successor is ready."""
+
+    def ready(index: int) -> None:
+        now, seat = time.monotonic_ns(), board.seat(index)
+        seat.enter(pid=os.getpid(), generation=index + 1, now=now)
+        seat.ready(now)
+
+    command_id = uuid4()
+    begin(board, 1, taken(board, 1, Role.WORKER), command_id)
+    ready(1)
+    taken(board, 2, Role.WORKER)
+    text = ps(place)
+    assert str(command_id) in text and len(re.findall(r"^ +0 .* HEALTHY ", text, re.MULTILINE)) == 2
+    assert json.loads(ps(place, "--json"))["seats"][0]["generation"] == 2
+    ready(2)
+    assert json.loads(ps(place, "--json"))["seats"][0]["generation"] == 3
+
+
 def test_the_quarantine_is_shown(place: Path, board: Board) -> None:
     command_id = uuid4()
     begin(board, 0, taken(board, 0, Role.QUARANTINE), command_id)
@@ -222,6 +241,7 @@ def test_a_missing_board_is_reported_with_its_directory(tmp_path: Path) -> None:
     assert "it has boards of shop: choose one with --name" in refusal()
     (tmp_path / "bad.board").write_text("something")
     assert "cannot be read as a board" in refusal("--name", "bad")
+    assert "cannot be read: File name too long" in refusal("--runtime-dir", "x" * 300)
 
 
 def test_ps_asks_no_database(place: Path, board: Board) -> None:

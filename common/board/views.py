@@ -128,18 +128,26 @@ class BoardView(SupervisorRecord):
     def with_role(self, role: Role) -> list[SeatView]:
         return sorted((s for s in self.seats if s.role is role), key=lambda seat: seat.number)
 
+    @property
+    def workers(self) -> dict[int, SeatView]:
+        """By number: those that are wanted, and further ones that are there. While a successor
+        starts it is the process that is ready; of two it is the successor."""
+        seats = [SeatView(number=number) for number in range(self.wanted)]
+        seats += sorted(
+            self.with_role(Role.WORKER), key=lambda seat: (seat.ready is not None, seat.generation)
+        )
+        return {seat.number: seat for seat in seats}
+
     def to_dict(self, now: int | None, gone: Container[int] = ()) -> dict[str, object]:
         """As `cmdbus ps --json` shows it: `since` in seconds ago, `due` in seconds to come.
         Both are None without `now`. Pids that are `gone` have no health."""
         stewards, alone = self.with_role(Role.STEWARD), self.with_role(Role.QUARANTINE)
         steward = stewards[0] if stewards else SeatView()
-        workers = {number: SeatView(number=number) for number in range(self.wanted)}
-        workers |= {seat.number: seat for seat in self.with_role(Role.WORKER)}
         return {
             "name": self.name,
             "pid": self.pid,
             "state": self.state.name.lower() if self.state is not None else None,
-            "seats": [workers[number].to_dict(now, gone) for number in sorted(workers)],
+            "seats": [seat.to_dict(now, gone) for _, seat in sorted(self.workers.items())],
             "steward": {
                 "pid": steward.pid,
                 "generation": steward.generation,

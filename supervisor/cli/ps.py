@@ -150,10 +150,13 @@ def _watch(path: Path, as_json: bool) -> None:
 
 
 def _read(path: Path) -> PsSnapshot:
-    if not path.exists():
-        raise BoardError(_missing(path))
-    with closing(Board.open(path)) as board:
-        view, counters = board.snapshot(), board.counters()
+    try:
+        with closing(Board.open(path)) as board:
+            view, counters = board.snapshot(), board.counters()
+    except BoardError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise BoardError(_missing(path)) from None
+        raise
     now = time.monotonic_ns()
     gone = {
         seat.pid
@@ -207,11 +210,13 @@ def _lines(snapshot: PsSnapshot, before: PsSnapshot | None = None) -> Iterator[s
         yield from _slots(seat, snapshot)
     yield ""
     yield "WORKER      PID  STARTS  HEALTH            AGE     RSS  THREADS"
-    workers = {seat.number: seat for seat in snapshot.view.with_role(Role.WORKER)}
-    for number in sorted({*workers, *range(snapshot.view.wanted)}):
-        if number in workers:
-            yield from _seat(workers[number], snapshot)
-        else:
+    workers = snapshot.view.with_role(Role.WORKER)
+    for number in sorted({*range(snapshot.view.wanted), *(seat.number for seat in workers)}):
+        # While a successor starts there are two.
+        seats = [seat for seat in workers if seat.number == number]
+        for seat in seats:
+            yield from _seat(seat, snapshot)
+        if not seats:
             yield f"{number:>6}        -       -  empty"
     for seat in snapshot.view.with_role(Role.STOPPING):
         when = snapshot.until(seat.stop_by)

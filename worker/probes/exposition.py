@@ -96,7 +96,7 @@ def _health(view: BoardView) -> Iterator[Sample]:
 
 
 def _rss(view: BoardView) -> Iterator[Sample]:
-    for seat in view.with_role(Role.WORKER):
+    for seat in view.workers.values():
         if seat.rss_bytes is not None:
             yield "", {"seat": str(seat.number)}, seat.rss_bytes
 

@@ -72,12 +72,8 @@ def _beyond_help(view: BoardView, now: int) -> Iterator[str]:
 
 
 def current_seats(view: BoardView) -> list[SeatView]:
-    """The seat of each number that is wanted; the one that is ready, if there are two."""
-    current = {number: SeatView(number=number) for number in range(view.wanted)}
-    for seat in view.with_role(Role.WORKER):
-        if seat.number in current and current[seat.number].ready is None:
-            current[seat.number] = seat
-    return list(current.values())
+    workers = view.workers
+    return [workers[number] for number in range(view.wanted)]
 
 
 def _can_run(seat: SeatView, now: int) -> bool:
