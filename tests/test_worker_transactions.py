@@ -195,6 +195,31 @@ def test_a_plan_that_a_migration_invalidated_charges_no_command(dsn: str, bus: C
     assert "PLAN_CHANGED" in [event.code for event in bus.audit("payments", again)]
 
 
+@pytest.mark.parametrize(
+    ("failures", "end"), [(4, Status.COMPLETED), (5, Status.IN_TROUBLESHOOTING_QUEUE)]
+)
+def test_a_command_may_meet_several_sessions_with_an_old_plan(
+    dsn: str, bus: CommandBus, failures: int, end: Status
+) -> None:
+    """Each of a fleet's sessions has prepared its own, and forgets it when a command fails."""
+    with connect(dsn) as connection:
+        connection.execute("CREATE TABLE wide (n int)")
+
+    def debit(command: Command, context: Context) -> None:
+        context.connection.execute("SELECT * FROM wide", prepare=True)
+
+    with running(dsn, handling(debit, retry=ONCE), concurrency=1), connect(dsn) as connection:
+        bus.wait("payments", bus.send("payments", "Debit"))
+        connection.execute("ALTER TABLE wide ADD COLUMN m int")
+        again = bus.send("payments", "Debit", delay=0.3)
+        connection.execute(
+            "INSERT INTO cmdbus.event (command_id, domain, kind, code)"
+            " SELECT %s, 'payments', 'FAILED', 'PLAN_CHANGED' FROM generate_series(1, %s)",
+            (again, failures),
+        )
+        assert bus.wait("payments", again).status is end
+
+
 def test_a_handler_that_always_spoils_its_own_plan_is_not_tried_forever(
     dsn: str, bus: CommandBus
 ) -> None:
@@ -208,7 +233,7 @@ def test_a_handler_that_always_spoils_its_own_plan_is_not_tried_forever(
             context.connection.execute("DO 'BEGIN ALTER TABLE narrow ADD m int; END'")
 
     with running(dsn, handling(debit, retry=ONCE), concurrency=1):
-        record = bus.wait("payments", bus.send("payments", "Debit"), timeout=10)
+        record = bus.wait("payments", bus.send("payments", "Debit"), timeout=20)
     assert (record.status, record.attempts) == (Status.IN_TROUBLESHOOTING_QUEUE, 1)
     assert record.error_code == "FeatureNotSupported"
 

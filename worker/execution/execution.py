@@ -60,6 +60,9 @@ _SESSION_ERRORS = (psycopg.OperationalError, psycopg.errors.IdleInTransactionSes
 #: Seconds until a command that an outage has interrupted runs again.
 _AFTER_OUTAGE = 1.0
 _PLAN_CHANGED = "PLAN_CHANGED"
+#: Executions of a command that may end with it. After a migration each session fails once, and a
+#: retry may meet another one.
+_MAX_PLAN_CHANGES = 5
 #: Errors from one to the one it was made of, and so on: a chain may be a circle.
 _MAX_CHAIN = 20
 # What a NamedTuple's class does, in half the time.
@@ -230,14 +233,14 @@ class Execution:
 
     def _plan_has_changed(self, error: BaseException) -> bool:
         """Whether a migration has invalidated a statement that the driver had prepared in this
-        session; the driver forgets those at the rollback. A handler that meets one again has
-        changed the table itself."""
+        session; the driver forgets those at the rollback. A handler that meets one again and
+        again changes the table itself."""
         return (
             isinstance(error, psycopg.errors.FeatureNotSupported)
             and error.diag.source_function == "RevalidateCachedQuery"
             and self._transaction is not None
             and self._transaction.aborted
-            and not self._transaction.failed_before(self.claim, _PLAN_CHANGED)
+            and self._transaction.failures(self.claim, _PLAN_CHANGED) < _MAX_PLAN_CHANGES
         )
 
     def _fate(self, error: BaseException, trace: str = "") -> Outcome:

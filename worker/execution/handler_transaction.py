@@ -145,10 +145,10 @@ class HandlerTransaction:
         except psycopg.Error:
             self._session.close()
 
-    def failed_before(self, claim: Claim, code: str) -> bool:
-        """Whether the command's previous execution had this error; asked after the end."""
-        key = self._statements.key(claim)._asdict()
-        return self._statements.row(self._session, "read_error_code", **key) == (code,)
+    def failures(self, claim: Claim, code: str) -> int:
+        """The number of the command's executions with this error; asked after the end."""
+        values = {"domain": claim.domain, "command_id": claim.command_id, "code": code}
+        return int(self._statements.value(self._session, "count_failures", **values))
 
     def _refusal(self, error: psycopg.Error, claim: Claim) -> CmdbusError:
         """The error for a missing right. If the worker's role has all rights, the handler has
@@ -162,7 +162,7 @@ class HandlerTransaction:
             f"({reason(error)}): a handler that changes its role (SET ROLE) must change it back "
             f"before it returns (RESET ROLE)"
         )
-        if not self.failed_before(claim, _ROLE_CHANGED):
+        if not self.failures(claim, _ROLE_CHANGED):
             return SettlementBlockedError(_ROLE_CHANGED, message)
         return TransientCommandError(_ROLE_CHANGED, message)
 

@@ -138,7 +138,7 @@ FROM unnest(%(domains)s::text[], %(command_ids)s::uuid[], %(tokens)s::bigint[])
     WITH ORDINALITY k (domain, command_id, token, place)
 ORDER BY place;
 
--- name: read_error_code
--- The error of the latest execution of a claimed command.
-SELECT error_code FROM {schema}.ready
-WHERE domain = %(domain)s AND priority = %(priority)s AND id = %(id)s;
+-- name: count_failures
+-- The executions of a command that ended with an error of this code.
+SELECT count(*) FROM {schema}.event
+WHERE domain = %(domain)s AND command_id = %(command_id)s AND code = %(code)s;
