@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields
 
 from cmdbus.checks import check_seconds
 
-#: Seconds that a process may take to import the application and to open its connections.
+#: Seconds that a process may take to import the application and to open its connections; also
+#: those of the preflight, with its checks.
 BOOT_SECONDS = 120.0
 #: Seconds for the steward to release the claims of processes killed at the stop deadline.
 RESCUE_SECONDS = 3.0

@@ -15,9 +15,8 @@ from cmdbus.readiness import Check, Finding
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import fork, wait
 from cmdbus.supervisor.systemd_notifier import clear_notify_env
+from cmdbus.timeouts import BOOT_SECONDS
 
-#: Seconds: connecting may take 10, and importing a large application as long.
-TIMEOUT_SECONDS = 60.0
 #: Seconds after its deadline at which an alarm ends it.
 _ALARM_SECONDS = 1.0
 #: Follows the last check: a process that the application has started may keep the pipe open.
@@ -26,7 +25,7 @@ _END = b"end"
 
 def run_preflight(
     settings: Settings,
-    timeout: float = TIMEOUT_SECONDS,
+    timeout: float = BOOT_SECONDS,
     *,
     wake: Sequence[int] = (),
     on_wake: Callable[[], None] = lambda: None,
@@ -53,7 +52,7 @@ class PreflightProcess:
     def __init__(
         self,
         settings: Settings,
-        timeout: float = TIMEOUT_SECONDS,
+        timeout: float = BOOT_SECONDS,
         *,
         close: Iterable[int] = (),
     ) -> None:

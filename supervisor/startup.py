@@ -26,9 +26,10 @@ from cmdbus.settings import Settings
 from cmdbus.supervisor.children import Child, fork, wait
 from cmdbus.supervisor.host import check_free
 from cmdbus.supervisor.policy import seats_for
-from cmdbus.supervisor.preflight_process import TIMEOUT_SECONDS, run_preflight
+from cmdbus.supervisor.preflight_process import run_preflight
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
 from cmdbus.supervisor.systemd_notifier import clear_notify_env
+from cmdbus.timeouts import BOOT_SECONDS
 
 if TYPE_CHECKING:
     from cmdbus.embedded import EmbeddedPostgres
@@ -154,7 +155,7 @@ def pass_preflight(
     descriptors that the application must not keep."""
     text = ""
     while True:
-        probes.expect(TIMEOUT_SECONDS + _AWAY_SECONDS + _SPARE_SECONDS, away=bool(text))
+        probes.expect(BOOT_SECONDS + _AWAY_SECONDS + _SPARE_SECONDS, away=bool(text))
         checks = run_preflight(
             settings,
             wake=[signals.descriptor],
