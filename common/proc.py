@@ -25,7 +25,10 @@ class PidState(Enum):
 def pid_state(pid: int, since: int | None = None) -> PidState:
     """`since`: monotonic nanoseconds at which the process was seen; one that started later only
     has its number."""
-    fields = _stat(Path(f"/proc/{pid}"))
+    try:
+        fields = _stat(Path(f"/proc/{pid}"))
+    except OSError:  # No descriptor is left, say: it may live.
+        return PidState.RUNNING
     if not fields or fields[_STATE] in (b"Z", b"X") or _began_after(int(fields[_START]), since):
         return PidState.GONE
     return PidState.STOPPED if fields[_STATE] in (b"T", b"t") else PidState.RUNNING
@@ -62,7 +65,7 @@ def _stat(folder: Path) -> list[bytes]:
     """The fields behind the name, which may contain anything; none if the process is gone."""
     try:
         return (folder / "stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
 
 

@@ -1,6 +1,7 @@
 """Who holds the GIL: by values, and on real threads of real processes."""
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -151,6 +152,17 @@ def test_nothing_is_known_of_a_process_that_is_gone() -> None:
         os.waitpid(pid, 0)
         assert cpu_seconds(pid) == {} and rss_bytes(pid) == 0
         assert pid_state(pid) is PidState.GONE
+
+
+def test_a_process_that_cannot_be_looked_at_does_not_count_as_gone() -> None:
+    """Its commands would be released while they run."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        found = pid_state(os.getpid()), cpu_seconds(os.getpid())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found == (PidState.RUNNING, {})
 
 
 @pytest.mark.process
