@@ -87,6 +87,29 @@ def test_a_missing_schema_is_reported_with_the_command_that_installs_it(empty_ds
                 call(bus)
 
 
+def test_a_missing_schema_is_reported_also_in_a_callers_transaction(empty_dsn: str) -> None:
+    """Which has failed; another schema's table that is missing is the caller's affair."""
+    with CommandBus(empty_dsn) as bus, psycopg.connect(empty_dsn) as own:
+        calls: list[Callable[[], object]] = [
+            lambda: bus.send("payments", "Debit", connection=own),
+            lambda: bus.send_many([SendRequest("payments", "Debit")], connection=own),
+            lambda: bus.get("payments", uuid4(), connection=own),
+        ]
+        for call in calls:
+            with pytest.raises(SchemaError, match=r"'cmdbus' is not installed .*run cmdbus init"):
+                call()
+            own.rollback()
+    with connect(empty_dsn) as own, CommandBus(empty_dsn) as bus:
+        install(empty_dsn)
+        own.execute(
+            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN PERFORM FROM shop.missing; END $$;"
+            "CREATE TRIGGER fail BEFORE INSERT ON cmdbus.ready FOR EACH ROW EXECUTE FUNCTION fail()"
+        )
+        with pytest.raises(psycopg.errors.UndefinedTable, match=r"shop\.missing"):
+            bus.send("payments", "Debit", connection=own)
+
+
 UPGRADE = """
 import sys, psycopg
 from cmdbus.database import schema

@@ -137,8 +137,8 @@ class SessionPool:
         _close(unwanted)
 
     @contextmanager
-    def connection(self) -> Iterator[Connection]:
-        connection = self.getconn()
+    def connection(self, timeout: float | None = None) -> Iterator[Connection]:
+        connection = self.getconn(timeout)
         try:
             yield connection
         finally:

@@ -32,6 +32,8 @@ from cmdbus.producer.troubleshooting import Troubleshooting
 
 #: Seconds between two reads of `wait`.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
+#: Seconds that `wait` gives its pool for a connection, at least: libpq cannot connect within less.
+_MIN_CONNECT_SECONDS = 2.0
 #: Rows of each table that one statement of a purge removes.
 _PURGED_ROWS = 1000
 
@@ -149,10 +151,15 @@ class CommandBus(Steering):
         """
         deadline = time.monotonic() + check_seconds("timeout", timeout)
         backoff = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        key = check_key(domain, command_id)
         while True:
-            record = self.get(domain, command_id)
-            if record is None:
+            within = max(deadline - time.monotonic(), _MIN_CONNECT_SECONDS)
+            records = self._connections.records(
+                CommandRecord, None, "read_command", within=within, **key
+            )
+            if not records:
                 raise CommandNotFoundError(domain, check_id("command_id", command_id))
+            record = records[0]
             if record.status.terminal or record.status is Status.IN_TROUBLESHOOTING_QUEUE:
                 return record
             left = deadline - time.monotonic()
@@ -211,7 +218,7 @@ class CommandBus(Steering):
         """Every domain, or those of `names`, that has unfinished commands or settings, with
         counts by type."""
         checked = [check_name("domain", name) for name in names] or None
-        values = {"domains": checked, "unhandled_after": UNHANDLED_AFTER_SECONDS}
+        values: dict[str, Any] = {"domains": checked, "unhandled_after": UNHANDLED_AFTER_SECONDS}
         return domains_of(self._connections.rows(connection, "read_domains", "monitor", **values))
 
     def purge(self, domain: str, *, connection: Connection | None = None) -> int:

@@ -37,6 +37,12 @@ _IDLE_SECONDS = 600.0
 _CLOSED = "this CommandBus is closed"
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 _ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
+#: The errors of a schema that is missing, or is not this code's.
+_NOT_INSTALLED = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedFunction,
+    psycopg.errors.InvalidSchemaName,
+)
 
 
 class Connections:
@@ -61,9 +67,18 @@ class Connections:
         self._closed = False
 
     def rows(
-        self, connection: Connection | None, name: str, needs: str = "operator", /, **values: Any
+        self,
+        connection: Connection | None,
+        name: str,
+        needs: str = "operator",
+        /,
+        *,
+        within: float | None = None,
+        **values: Any,
     ) -> list[Row]:
-        return self.use(connection, lambda c, _: self._executor.rows(c, name, **values), needs)
+        return self.use(
+            connection, lambda c, _: self._executor.rows(c, name, **values), needs, within
+        )
 
     def row(
         self, connection: Connection | None, name: str, needs: str = "operator", /, **values: Any
@@ -109,10 +124,12 @@ class Connections:
         connection: Connection | None,
         work: Callable[[Connection, bool], T],
         needs: str = "operator",
+        within: float | None = None,
     ) -> T:
         """`work(connection, again)` in the caller's transaction; without one on a connection of
         its own, and once more on a fresh one if that dies: then the first try may have been
-        carried out, or still run, and with `again` the work must be harmless.
+        carried out, or still run, and with `again` the work must be harmless. `within`: seconds to
+        wait for a connection; the pool's own timeout if that is less.
         """
 
         def attempt(connection: Connection, again: bool) -> T:
@@ -122,15 +139,18 @@ class Connections:
                 raise self._missing_right(error, connection, needs) from None
 
         if connection is not None:
-            return attempt(connection, False)
+            try:
+                return attempt(connection, False)
+            except _NOT_INSTALLED as error:
+                raise self._not_installed(error, connection) from None
         pool = self._pool()
         try:
-            return self._try(pool, lambda c: attempt(c, False))
+            return self._try(pool, lambda c: attempt(c, False), within)
         except _DiedError:
             # The others died with it; drained, they are not tried one by one.
             pool.drain()
         try:
-            return self._try(pool, lambda c: attempt(c, True))
+            return self._try(pool, lambda c: attempt(c, True), within)
         except _DiedError as died:
             raise died.error from None
 
@@ -140,27 +160,40 @@ class Connections:
         if pool is not None:
             pool.close()
 
-    def _try(self, pool: Pool | SessionPool, work: Callable[[Connection], T]) -> T:
+    def _try(
+        self, pool: Pool | SessionPool, work: Callable[[Connection], T], within: float | None
+    ) -> T:
+        seconds = pool.timeout if within is None else min(within, pool.timeout)
         try:
-            with pool.connection() as connection:
+            with pool.connection(seconds) as connection:
                 return _discard_dead(connection, work)
         except PoolTimeout as error:
-            raise DatabaseUnavailableError(self._why_not(error)) from None
+            raise DatabaseUnavailableError(self._why_not(error, seconds)) from None
         except PoolClosed:
             if self._closed:
                 raise psycopg.OperationalError(_CLOSED) from None
             raise
-        except (
-            psycopg.errors.UndefinedTable,
-            psycopg.errors.UndefinedFunction,
-            psycopg.errors.InvalidSchemaName,
-        ):
+        except _NOT_INSTALLED:
             with pool.connection() as connection:
                 try:
                     schemas.check(connection, self._executor.schema)
                 except SchemaError as error:
                     raise error from None  # It says what the driver's error, its context, means.
             raise
+
+    def _not_installed(
+        self, error: psycopg.Error, connection: Connection
+    ) -> psycopg.Error | SchemaError:
+        """The error itself if it names another schema. The caller's transaction has failed, so
+        nothing more can be read there."""
+        schema, message = self._executor.schema, primary_message(error)
+        if f"{schema}." not in message and f'"{schema}"' not in message:
+            return error
+        return SchemaError(
+            f"{message}: schema {schema!r} is not installed in database "
+            f"{connection.info.dbname!r}, or is not this code's: run cmdbus init for this database "
+            f"and schema"
+        )
 
     def _missing_right(
         self, error: psycopg.Error, connection: Connection, needs: str
@@ -211,15 +244,12 @@ class Connections:
             passes=lambda error: is_read_only(str(error)),
         )
 
-    def _why_not(self, error: PoolTimeout) -> str:
+    def _why_not(self, error: PoolTimeout, seconds: float) -> str:
         if self._given is not None:
-            return f"the pool had no connection to give for {self._given.timeout:g} s"
+            return f"the pool had no connection to give for {seconds:.3g} s"
         if error.__cause__ is not None:
             return str(error.__cause__)
-        return (
-            f"all {MAX_CONNECTIONS} connections of this CommandBus were busy for "
-            f"{_WAIT_SECONDS:g} s"
-        )
+        return f"all {MAX_CONNECTIONS} connections of this CommandBus were busy for {seconds:.3g} s"
 
 
 class _DiedError(Exception):
