@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from uuid import uuid4
 
 import psycopg
+from eventually import eventually
 from own_servers import Settings, own_server
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Composed, Identifier
@@ -49,6 +50,13 @@ class Guarded:
         finally:
             self.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(database))
             self.execute(SQL("DROP ROLE {}").format(role))
+
+    def await_no_session(self, dsn: str) -> None:
+        """Of this role: one counts until the server has noticed that its client is gone."""
+        query = "SELECT FROM pg_stat_activity WHERE usename = %s"
+        with psycopg.connect(self.embedded.dsn, autocommit=True) as admin:
+            name = conninfo_to_dict(dsn)["user"]
+            eventually(lambda: admin.execute(query, (name,)).fetchone() is None)
 
     def alter(self, kind: str, dsn: str, what: str) -> None:
         name = Identifier(str(conninfo_to_dict(dsn)["user"]))

@@ -130,9 +130,11 @@ def test_a_limit_on_connections_is_refused_with_its_arithmetic(guarded: Guarded)
         assert (found.finding, "max_connections 20 - 3" in found.sentence) == (FATAL, True)
         assert "run with --procs 1 --threads 6, which fits" in found.fix
         assert checks(dsn, procs=1, threads=6)["connections"].finding is OK
+        guarded.await_no_session(dsn)
         guarded.alter("DATABASE", dsn, "CONNECTION LIMIT 6")
         found = checks(dsn, procs=2, threads=2)["connections"]
         assert "the database's CONNECTION LIMIT is 6" in found.sentence
+        guarded.await_no_session(dsn)
         guarded.alter("ROLE", dsn, "CONNECTION LIMIT 5")
         found = checks(dsn, procs=3, threads=1)["connections"]
         assert (found.finding, "the role's CONNECTION LIMIT is 5" in found.sentence) == (
@@ -151,6 +153,7 @@ def test_the_sessions_of_others_are_a_warning_and_a_full_house_is_waited_for(
             found = checks(dsn)["connections"]
             assert found.finding is WARNING
             assert "of which others use 2, 2 of them of other supervisors" in found.sentence
+        guarded.await_no_session(dsn)
         guarded.alter("ROLE", dsn, "CONNECTION LIMIT 1")
         with psycopg.connect(dsn):
             full = checks(dsn)

@@ -269,7 +269,7 @@ def _check_sequences(connection: Connection, schema: str) -> Iterator[Check]:
 
 
 def _check_budget(connection: Connection, settings: Settings) -> Check:
-    values = {"node": sessions.PATTERN}
+    values = {"node": sessions.PATTERN, "check": _APPLICATION}
     row = connection.execute(statement("read_budget", settings.schema), values).fetchone()
     assert row is not None
     max_connections, reserved, of_database, of_role, others, in_database, by_role, nodes = row

@@ -82,12 +82,14 @@ WHERE id > coalesce(
     pg_sequence_last_value(('{schema}.' || name || '_id_seq')::regclass), 0);
 
 -- name: read_budget
--- The limits on connections for this role, -1 for none, and the number of other connections.
+-- The limits on connections for this role, -1 for none, and the number of other connections,
+-- without those of checks: one of this check may not have ended yet.
 WITH role AS (SELECT oid, rolsuper, rolconnlimit FROM pg_roles WHERE rolname = session_user),
     others AS (
         SELECT usesysid, datname, application_name ~ %(node)s::text AS node
         FROM pg_stat_activity
-        WHERE usesysid IS NOT NULL AND pid <> pg_backend_pid()
+        WHERE usesysid IS NOT NULL AND application_name IS DISTINCT FROM %(check)s
+            AND pid <> pg_backend_pid()
             AND coalesce(backend_type, 'client backend') = 'client backend'
     )
 SELECT current_setting('max_connections')::integer,
