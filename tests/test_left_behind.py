@@ -1,5 +1,6 @@
 """Boards of dead supervisors, and the claims of their processes."""
 
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -103,13 +104,17 @@ def test_what_a_living_process_holds_is_not_handed_back_before_it_is_gone(
         assert asked == [living.pid] and not path.exists()
 
 
-def test_what_is_no_board_is_left_and_not_tried_again(
+def test_what_is_no_board_is_left_for_a_day_and_not_tried_again(
     dsn: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "cmdbus.board.17"
-    path.write_bytes(b"no board")
+    """The board of another version is none."""
+    young, old = tmp_path / "cmdbus.board.17", tmp_path / "cmdbus.board.18"
+    for path in (young, old):
+        path.write_bytes(b"no board")
+    before = time.time() - 86400
+    os.utime(old, (before, before))
     with psycopg.connect(dsn, autocommit=True) as connection:
         stale_boards = StaleBoards(tmp_path, "cmdbus", lambda *_: Rescued())
         assert stale_boards.run(connection) == float("inf")
-    assert "can be claimed again when their leases end" in caplog.text
-    assert path.exists()
+    assert caplog.text.count("can be claimed again when their leases end") == 1
+    assert young.exists() and not old.exists()

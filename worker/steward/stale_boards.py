@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 5.0
 #: Seconds between checks whether a process that outlived its supervisor has exited.
 _LIVING_SECONDS = 1.0
+#: Seconds after which a board that cannot be read, as another version's, is removed: by then the
+#: leases of its claims have ended. Its supervisor, while it ran, kept it from looking old.
+_KEPT_SECONDS = 86400.0
 
 
 class StaleBoards:
@@ -71,7 +74,8 @@ class StaleBoards:
             with closing(Board.open(path)) as board:
                 view = board.snapshot()
         except BoardError as error:
-            logger.warning("%s: its claims can be claimed again when their leases end", error)
+            if not _remove_if_old(path):
+                logger.warning("%s: its claims can be claimed again when their leases end", error)
             return True
         claimers = [s for s in view.seats if s.incarnation and s.role is not Role.STEWARD]
         held = [s for s in claimers if not s.rescued and (path, s.index) not in self._done]
@@ -88,6 +92,14 @@ class StaleBoards:
             with suppress(OSError):  # Else the next supervisor finds that nothing is left to do.
                 path.unlink()
         return is_done
+
+
+def _remove_if_old(path: Path) -> bool:
+    with suppress(OSError):
+        if time.time_ns() > path.stat().st_mtime_ns + _KEPT_SECONDS * 1e9:
+            path.unlink()
+            return True
+    return False
 
 
 def _lives(seat: SeatView) -> bool:
