@@ -12,7 +12,7 @@ that command is attributed and ends with an operator. The slot that keeps a proc
 is that of the thread that holds the GIL, or is overdue.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -143,28 +143,6 @@ def is_busy(seat: SeatView) -> bool:
 def _has_begun(seat: SeatView) -> bool:
     """Whether it shows the claim of a command that has started."""
     return any(claim.state is not ClaimState.CLAIMED for claim in seat.claims)
-
-
-class BootFailure(Enum):
-    """What follows when a process cannot start for a reason that no restart cures."""
-
-    KEEP_OLD_APP = 0
-    CONTINUE = 1
-    STOP_FLEET = 2
-
-
-def boot_failure(
-    process: ProcessView, others: Iterable[ProcessView], *, any_ready: bool, proven: int
-) -> BootFailure | None:
-    """None if the process is started again. Running processes continue: a broken new application
-    keeps the old fleet. `any_ready`: a worker is ready now; `proven`: the newest application that a
-    worker was ever ready with."""
-    apps = {other.app for other in others if other.role is Role.WORKER}
-    if any(app < process.app for app in apps):
-        return BootFailure.KEEP_OLD_APP
-    if any_ready:
-        return BootFailure.CONTINUE
-    return BootFailure.STOP_FLEET if process.app > proven and process.app not in apps else None
 
 
 def gil_holder(

@@ -20,7 +20,7 @@ from cmdbus.counting import count_of
 from cmdbus.exits import ExitStatus
 from cmdbus.failpoints import IN_REAP, failpoint
 from cmdbus.settings import Settings
-from cmdbus.supervisor.aftermath import Aftermath, BootFailure, Ending, aftermath, boot_failure
+from cmdbus.supervisor.aftermath import Aftermath, Ending, aftermath
 from cmdbus.supervisor.children import Child
 from cmdbus.supervisor.fleet_view import (
     UNDEAD_SECONDS,
@@ -64,10 +64,6 @@ class Fleet:
         self._reloads = 0
         #: Commands were killed, or released while they ran.
         self.unfinished = False
-        #: The newest application that a worker was ready with.
-        self._proven = -1
-        #: A process could not start, a restart would not help, and no other process is ready.
-        self.cannot_boot = False
         #: Conditions that the log has named, once each.
         self._reported: set[str] = set()
 
@@ -118,11 +114,8 @@ class Fleet:
     def _update(self, process: SupervisedProcess, seat: SeatView, now: float) -> None:
         was_ready = process.view.ready
         process.view = updated(process.view, seat, now)
-        if process.view.ready:
-            if not was_ready:
-                self._reported.discard(_CANNOT_START)
-            if process.view.role is Role.WORKER:
-                self._proven = max(self._proven, process.view.app)
+        if process.view.ready and not was_ready:
+            self._reported.discard(_CANNOT_START)
         process.measure(self._settings)
 
     def is_crash_loop(self, now: float) -> bool:
@@ -199,7 +192,7 @@ class Fleet:
             case Kill():
                 if process.kill(action, self._settings.timeouts.watchdog, now):
                     self._stacks.log_last(process, process.view.index)
-                    if action.verdict is Verdict.HUNG:
+                    if action.verdict is Verdict.HUNG and process.view.stop_by is None:
                         self._restarts.reasons[process.view.post] = Restart.HUNG
             case _:
                 assert_never(action)
@@ -335,15 +328,12 @@ class Fleet:
             self._stacks.log_last(process, process.view.index)
 
     def _handle_boot_failure(self, process: ProcessView) -> None:
-        others = self._views()
-        ready = self._has_ready_worker()
-        match boot_failure(process, others, any_ready=ready, proven=self._proven):
-            case BootFailure.KEEP_OLD_APP:
-                self.app = max(
-                    o.app for o in others if o.role is Role.WORKER and o.app < process.app
-                )
-                logger.error("the new application cannot start: the fleet keeps the old one")
-            case BootFailure.CONTINUE:
-                self._report(_CANNOT_START)
-            case BootFailure.STOP_FLEET:
-                self.cannot_boot = True
+        """A broken new application keeps the old one. The preflight has just imported it: if no
+        process can, that is a crash loop, and the next supervisor's preflight names the reason."""
+        workers = [view for view in self._views() if view.role is Role.WORKER]
+        older = [view.app for view in workers if view.app < process.app]
+        if older:
+            self.app = max(older)
+            logger.error("the new application cannot start: the fleet keeps the old one")
+        elif self._has_ready_worker():
+            self._report(_CANNOT_START)

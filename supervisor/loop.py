@@ -59,7 +59,6 @@ _EXITS_SECONDS = 5.0
 #: How the exit codes of a supervisor that has run are logged.
 _ENDS = {
     Exit.DONE: "all drained",
-    Exit.CANNOT_START: "a process cannot start",
     Exit.CRASH_LOOP: "a crash loop",
     Exit.UNFINISHED: "commands were cut off, and will run again",
 }
@@ -149,9 +148,11 @@ class Supervisor:
             if self._stop_by is None:
                 self._check_end(now)
             fleet = self._observe(now)
-            if self._stop_by is not None and not any(p.is_alive(now) for p in fleet.processes):
+            actions = decide(fleet, self._settings, now)
+            is_over = self._stop_by is not None and not actions
+            if is_over and not any(p.is_alive(now) for p in fleet.processes):
                 break  # A process in disk wait cannot die: it is left to process 1.
-            for action in decide(fleet, self._settings, now):
+            for action in actions:
                 self._fleet.act(action, now)
             self._publish_status(fleet, now)
             self._keep_name(now)
@@ -207,12 +208,10 @@ class Supervisor:
         return replace(fleet, stop_by=self._stop_by, detects_hangs=detects_hangs)
 
     def _check_end(self, now: float) -> None:
-        if self._fleet.cannot_boot:
-            logger.error("a process cannot start, and a restart would not help: stopping")
-            self._give_up(Exit.CANNOT_START)
-        elif self._fleet.is_crash_loop(now):
+        if self._fleet.is_crash_loop(now):
             logger.error("too many processes exit as soon as they start: giving up")
-            self._give_up(Exit.CRASH_LOOP)
+            self._code = Exit.CRASH_LOOP
+            self._stop(self._settings.drain_timeout, _ENDS[Exit.CRASH_LOOP])
         elif self._settings.drain and self._is_drained(now):
             self._stop(self._settings.drain_timeout, "everything is done")
 
@@ -224,10 +223,6 @@ class Supervisor:
             seconds = min(seconds, self._settings.poll_interval / 4)
         board = self._board.snapshot()
         return is_drained(board, now - seconds, wanted=self._fleet.wanted, listens=listens)
-
-    def _give_up(self, code: Exit) -> None:
-        self._code = code
-        self._stop(self._settings.drain_timeout, _ENDS[code])
 
     def _stop(self, seconds: float, why: str) -> None:
         by = time.monotonic() + seconds

@@ -15,10 +15,8 @@ from cmdbus.exits import Exit, ExitStatus
 from cmdbus.supervisor.aftermath import (
     EARLY_SECONDS,
     Aftermath,
-    BootFailure,
     Ending,
     aftermath,
-    boot_failure,
     is_busy,
 )
 from cmdbus.supervisor.fleet_view import ProcessView
@@ -227,31 +225,3 @@ def test_only_a_quarantine_process_that_leaves_by_itself_may_have_run_nothing(
 def test_a_slot_that_timed_out_and_is_settled_keeps_no_process_busy() -> None:
     """Its thread may hang for ever: a stop that leaves nothing else has finished everything."""
     assert is_busy(RUNNING) and not is_busy(TIMED_OUT)
-
-
-@pytest.mark.parametrize(
-    ("others", "any_ready", "proven", "expected"),
-    [
-        ([worker(1, app=1)], True, 1, BootFailure.KEEP_OLD_APP),
-        ([worker(1, app=1), worker(2, app=2)], False, 1, BootFailure.KEEP_OLD_APP),
-        ([worker(1, app=2)], True, 2, BootFailure.CONTINUE),
-        ([], False, 1, BootFailure.STOP_FLEET),
-        ([replace(STEWARD, app=0)], False, 1, BootFailure.STOP_FLEET),
-        ([worker(1, app=2)], False, 1, None),
-        ([], False, 2, None),
-    ],
-    ids=[
-        "an older one runs",
-        "beside a new one",
-        "another one is ready",
-        "none is left",
-        "but the steward",
-        "another one may still start",
-        "it has started before",
-    ],
-)
-def test_a_process_that_cannot_start_ends_the_fleet_only_if_nothing_else_can(
-    others: list[ProcessView], any_ready: bool, proven: int, expected: BootFailure
-) -> None:
-    failed = worker(0, app=2)
-    assert boot_failure(failed, others, any_ready=any_ready, proven=proven) is expected

@@ -29,6 +29,12 @@ from fleet_app import registry as registry
 if "cmdbus.worker.boot.process" in sys.modules:
     os._exit(7)
 """
+#: The check before the start can import it.
+NO_PROCESS_CAN_IMPORT = """
+import sys
+from fleet_app import registry as registry
+assert "cmdbus.worker.boot.process" not in sys.modules
+"""
 
 
 def order_again(fleet: Fleet, number: signal.Signals) -> bool:
@@ -187,10 +193,13 @@ def test_a_supervisor_whose_parent_blocks_signals_can_be_stopped(fleet: Fleet) -
     fleet.await_successors([before[0]])
 
 
+@pytest.mark.parametrize("app", [DIES_AT_ONCE, NO_PROCESS_CAN_IMPORT], ids=["dies", "no import"])
 @pytest.mark.fleet(started=False)
-def test_a_fleet_whose_processes_die_at_once_gives_up(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_fleet_whose_processes_die_at_once_gives_up(
+    fleet: Fleet, tmp_path: Path, app: str
+) -> None:
     """Exit code 4, after a number of starts that is bounded."""
-    write_app(tmp_path, DIES_AT_ONCE)
+    write_app(tmp_path, app)
     fleet.start()
     assert fleet.wait() == 4
     starts = [m for m in fleet.logged("starts, pid") if "supervisor" not in m]
