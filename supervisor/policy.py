@@ -3,7 +3,8 @@
 The rules, in the order in which they are asked:
 
     a process past its stop deadline                            is killed
-    a main thread past its due time (hung, or without the GIL)  its stacks are dumped, then killed
+    a main thread past its due time (hung, or without the GIL)  its stacks are dumped, then killed;
+                                                                also if it stops and runs commands
     a slot overdue for longer than the watchdog allows          stops, its successor starts
     more stuck threads or pool exhaustions than are healthy     stops, its successor starts
     a post without a process                                    gets one, after a pause if its last
@@ -13,8 +14,9 @@ The rules, in the order in which they are asked:
     another process is healthy, or reaches the database
 
 A planned replacement starts before its predecessor stops, one post at a time: the next one
-waits until that predecessor has exited. After the supervisor itself stalled only stop deadlines
-are enforced. All times are seconds of one monotonic clock.
+waits until that predecessor has exited. While the fleet stops, only a steward has a successor, to
+renew leases and to release claims. After the supervisor itself stalled only stop deadlines are
+enforced. All times are seconds of one monotonic clock.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -107,20 +109,19 @@ def _check_process(
     if process.killed_at is not None:
         return
     if process.dumped_at is not None:
-        # After the supervisor itself stalled, the process may still recover, until the fleet's
-        # stop deadline.
-        final = fleet.detects_hangs or (fleet.stop_by is not None and now >= fleet.stop_by)
-        if final and now >= process.dumped_at + DUMP_SECONDS:
+        # After the supervisor itself stalled, the process may still recover, until its stop
+        # deadline or the fleet's.
+        is_final = any(by is not None and now >= by for by in (process.stop_by, fleet.stop_by))
+        if (fleet.detects_hangs or is_final) and now >= process.dumped_at + DUMP_SECONDS:
             yield Kill(process=process, verdict=Verdict.HUNG)
-    elif process.stop_by is not None:
-        if now >= process.stop_by:
-            verdict = process.stop_verdict or Verdict.LATE
-            yield Kill(process=process, verdict=verdict, measured=fleet.detects_hangs)
+    elif process.stop_by is not None and now >= process.stop_by:
+        verdict = process.stop_verdict or Verdict.LATE
+        yield Kill(process=process, verdict=verdict, measured=fleet.detects_hangs)
     elif not fleet.detects_hangs:
         return
-    elif process.due is not None and not is_ahead(process.due, settings.timeouts.watchdog, now):
+    elif _is_hung(process, settings, now):
         yield Dump(process=process)
-    elif fleet.stop_by is None and process.role is not Role.STEWARD:
+    elif process.is_staying and fleet.stop_by is None and process.role is not Role.STEWARD:
         verdict = _verdict(process, settings, now)
         if verdict is not Verdict.NONE:
             stuck = verdict is Verdict.STUCK or process.levels.stuck_threads > MAX_STUCK
@@ -130,6 +131,15 @@ def _check_process(
                 reason=Restart.STUCK if stuck else Restart.DEGRADED,
                 verdict=verdict,
             )
+
+
+def _is_hung(process: ProcessView, settings: Settings, now: float) -> bool:
+    """A process that stops sends heartbeats only as long as its threads run commands: then it may
+    wait for the database until its stop deadline."""
+    drains = process.role is not Role.STEWARD and process.latest_due is not None
+    if process.due is None or not (process.stop_by is None or drains):
+        return False
+    return not is_ahead(process.due, settings.timeouts.watchdog, now)
 
 
 def is_ahead(due: float, watchdog: float, now: float) -> bool:
@@ -263,11 +273,15 @@ def _succeed(processes: Iterable[ProcessView], settings: Settings, now: float) -
 
 
 def _stop(fleet: FleetView, rest: Sequence[ProcessView], by: float, now: float) -> Iterator[Action]:
-    """The steward stops last: it releases the claims of the others."""
+    """The steward stops last: it renews the leases of the others and releases their claims. If it
+    has died, another one does."""
     yield from _stop_by(by, (p for p in rest if p.role is not Role.STEWARD))
-    if any(p.is_alive(now) for p in fleet.processes if p.role is not Role.STEWARD):
-        return
-    if fleet.unrescued and now < by + RESCUE_SECONDS:
+    in_time = now < by + RESCUE_SECONDS
+    alive = [p.role for p in fleet.processes if p.is_alive(now)]
+    if any(role is not Role.STEWARD for role in alive) or (fleet.unrescued and in_time):
+        post = Role.STEWARD, 0
+        if in_time and Role.STEWARD not in alive and fleet.not_before.get(post, now) <= now:
+            yield Start(role=Role.STEWARD, number=0)
         return
     yield from _stop_by(now + RESCUE_SECONDS, (p for p in rest if p.role is Role.STEWARD))
 

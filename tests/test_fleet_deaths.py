@@ -116,6 +116,19 @@ def test_a_crash_after_an_order_to_stop_is_logged_with_what_ran(
     assert fleet.logged(f"worker 0, pid {pid}, was killed by SIGABRT; it ran shop/AbortLater")
 
 
+@pytest.mark.fleet(procs=1)
+def test_a_steward_that_dies_while_the_fleet_stops_has_a_successor(fleet: Fleet) -> None:
+    """Which releases what a worker had claimed that dies meanwhile."""
+    fleet.start_gates(1)
+    [pid], steward = fleet.executing("Gate"), fleet.steward()
+    assert steward is not None
+    fleet.send_signal(signal.SIGTERM)
+    fleet.await_saying("stops: running commands may end")
+    kill([steward, pid])
+    assert fleet.wait() == 5
+    assert fleet.query("SELECT count(*), count(claimer) FROM cmdbus.ready") == [(1, 0)]
+
+
 def crash_before_settlement(fleet: Fleet, returns: Path, aborts: Path) -> None:
     (pid,) = eventually(lambda: fleet.executing("AbortLater"), 30.0)
     [name] = [

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
-from policies import MOMENT, NOW, STEWARD, decided, fleet, left, worker
+from policies import MOMENT, NOW, STEWARD, decided, fleet, left, starts, worker
 
-from cmdbus.board.records import Role
+from cmdbus.board.records import Role, Verdict
 from cmdbus.supervisor.fleet_view import UNDEAD_SECONDS, FleetView, ProcessView
-from cmdbus.supervisor.policy import Dump
+from cmdbus.supervisor.policy import Dump, Kill, Start
+from cmdbus.supervisor.stacks import DUMP_SECONDS
 from cmdbus.timeouts import RESCUE_SECONDS
 
 
@@ -27,6 +28,41 @@ def test_a_second_signal_brings_the_deadline_forward_and_a_later_one_moves_nothi
 def test_a_hung_one_has_its_stacks_dumped_also_while_the_fleet_stops() -> None:
     hung = worker(0, due=NOW)
     assert decided(fleet(hung, stop_by=NOW + 20)) == [Dump(process=hung)]
+
+
+def test_one_that_hangs_while_it_stops_is_killed_before_its_deadline_if_it_runs_commands() -> None:
+    """Without commands its main thread may wait for the database, and sends no heartbeats."""
+    hung = worker(0, due=NOW, stop_by=NOW + 600, latest_due=NOW + 5)
+    there = fleet(hung, worker(0, index=1, generation=2))
+    assert decided(there) == [Dump(process=hung)]
+    assert decided(there, now=NOW - MOMENT) == []
+    dumped = replace(hung, dumped_at=NOW - DUMP_SECONDS)
+    killed = [Kill(process=dumped, verdict=Verdict.HUNG)]
+    there = fleet(dumped, worker(0, index=1, generation=2))
+    assert decided(there) == killed
+    stalled = replace(there, detects_hangs=False)
+    assert decided(stalled) == []
+    late = replace(dumped, stop_by=NOW)
+    stalled = replace(stalled, processes=[STEWARD, late, worker(0, index=1, generation=2)])
+    assert decided(stalled) == [Kill(process=late, verdict=Verdict.HUNG)]
+    idle = replace(hung, latest_due=None)
+    assert decided(fleet(idle, worker(0, index=1, generation=2))) == []
+
+
+def test_a_steward_that_dies_while_the_fleet_stops_has_a_successor_while_one_is_needed() -> None:
+    by, steward = NOW + 20, [Start(role=Role.STEWARD, number=0)]
+    stopping = worker(0, stop_by=by)
+    for needed in (
+        FleetView(processes=[stopping], wanted=1, stop_by=by),
+        FleetView(processes=[], wanted=1, stop_by=by, unrescued=1),
+    ):
+        assert decided(needed) == steward
+        assert decided(replace(needed, not_before={(Role.STEWARD, 0): NOW + 1})) == []
+        late = replace(needed, stop_by=NOW - RESCUE_SECONDS)
+        assert not starts(decided(late), Role.STEWARD)
+        dying = replace(needed, processes=[*needed.processes, replace(STEWARD, killed_at=NOW)])
+        assert decided(dying) == []
+    assert decided(FleetView(processes=[], wanted=1, stop_by=by)) == []
 
 
 def test_the_steward_leaves_when_all_that_was_left_is_handed_back() -> None:
