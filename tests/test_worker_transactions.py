@@ -212,12 +212,17 @@ def test_a_command_may_meet_several_sessions_with_an_old_plan(
         bus.wait("payments", bus.send("payments", "Debit"))
         connection.execute("ALTER TABLE wide ADD COLUMN m int")
         again = bus.send("payments", "Debit", delay=0.3)
-        connection.execute(
-            "INSERT INTO cmdbus.event (command_id, domain, kind, code)"
-            " SELECT %s, 'payments', 'FAILED', 'PLAN_CHANGED' FROM generate_series(1, %s)",
-            (again, failures),
-        )
+        note_old_plans(connection, again, failures)
         assert bus.wait("payments", again).status is end
+
+
+def note_old_plans(connection: psycopg.Connection, command_id: UUID, count: int) -> None:
+    """As if this number of executions had met one."""
+    connection.execute(
+        "INSERT INTO cmdbus.event (command_id, domain, kind, code)"
+        " SELECT %s, 'payments', 'FAILED', 'PLAN_CHANGED' FROM generate_series(1, %s)",
+        (command_id, count),
+    )
 
 
 def test_a_handler_that_always_spoils_its_own_plan_is_not_tried_forever(
@@ -232,8 +237,11 @@ def test_a_handler_that_always_spoils_its_own_plan_is_not_tried_forever(
             # Unlike an ALTER of its own, the driver does not notice this one.
             context.connection.execute("DO 'BEGIN ALTER TABLE narrow ADD m int; END'")
 
+    sent = bus.send("payments", "Debit")
+    with connect(dsn) as connection:
+        note_old_plans(connection, sent, 4)
     with running(dsn, handling(debit, retry=ONCE), concurrency=1):
-        record = bus.wait("payments", bus.send("payments", "Debit"), timeout=20)
+        record = bus.wait("payments", sent)
     assert (record.status, record.attempts) == (Status.IN_TROUBLESHOOTING_QUEUE, 1)
     assert record.error_code == "FeatureNotSupported"
 
