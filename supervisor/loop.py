@@ -249,8 +249,12 @@ class Supervisor:
         if self._preflight is None or (checks := self._preflight.checks()) is None:
             return
         self._close_preflight()
-        if fatal := sentences(checks, Finding.FATAL):
-            logger.error("not reloaded, the fleet goes on as it is: %s", fatal)
+        why = sentences(checks, Finding.FATAL)
+        if not any(check.name == "app" and check.finding is Finding.OK for check in checks):
+            # The new application is not known to work; what else is away does not matter here.
+            why = why or sentences(checks, Finding.AWAY)
+        if why:
+            logger.error("not reloaded, the fleet goes on as it is: %s", why)
             return
         logger.info("reloading: all processes are replaced, one after another")
         self._fleet.reload()

@@ -68,11 +68,18 @@ def test_a_reload_replaces_one_process_after_another(fleet: Fleet, tmp_path: Pat
     assert fleet.effects(ids) == {1: 300}
     assert fleet.look().restarts["reloaded"] == 3
     assert not fleet.messages(level="warning")
-    for number, text in enumerate(("raise RuntimeError('no such file')", BROKEN_IN_WORKERS)):
+    for text, said in (
+        ("raise RuntimeError('no such file')", "RuntimeError: no such file"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "goes on as it is: app: its check was killed by SIGKILL",
+        ),
+        (BROKEN_IN_WORKERS, "the fleet keeps the old one"),
+    ):
         after, steward = fleet.wait_until_ready(), fleet.steward()
         write_app(tmp_path, text)
         fleet.send_signal(signal.SIGHUP)
-        fleet.await_saying(("not reloaded", "the fleet keeps the old one")[number])
+        fleet.await_saying(said)
         assert fleet.pids() == after
         more = fleet.send("Debit", 10)
         fleet.await_completed(more)
