@@ -82,7 +82,7 @@ def aftermath(
 def _ending(process: ProcessView, exit_status: ExitStatus, seat: SeatView) -> Ending:
     if _is_stopped(process, exit_status, seat):
         return Ending.STOPPED
-    if not process.is_staying:
+    if process.is_ordered:
         return Ending.KILLED
     # The exit code of a process that was ready is a handler's.
     if seat.ready is None and exit_status == ExitStatus(0, Exit.NO_RESOURCES):
@@ -97,7 +97,7 @@ def _is_stopped(process: ProcessView, exit_status: ExitStatus, seat: SeatView) -
     crash; after a timeout, whose outcome is settled, the command's thread is left behind."""
     if exit_status.signal:
         return False
-    if not process.is_staying:
+    if process.is_ordered:
         return exit_status.code in (Exit.DONE, Exit.UNFINISHED, Exit.TERMINATED)
     idle = process.role is Role.QUARANTINE and not is_busy(seat)
     return idle and exit_status.code in (Exit.DONE, Exit.UNFINISHED)

@@ -112,8 +112,11 @@ class Fleet:
         return [process.view for process in self._processes.values()]
 
     def _update(self, process: SupervisedProcess, seat: SeatView, now: float) -> None:
-        was_ready = process.view.ready
+        was_ready, was_staying = process.view.ready, process.view.is_staying
         process.view = updated(process.view, seat, now)
+        if was_staying and process.view.terminated:
+            process.repair_seat()
+            self._restarts.reasons[process.view.post] = Restart.TERMINATED
         if process.view.ready and not was_ready:
             self._reported.discard(_CANNOT_START)
         process.measure(self._settings)
@@ -283,7 +286,7 @@ class Fleet:
             logger.error(text, process, process.pid, pause)
         elif process.view.killed_at is None:
             self._log_crash(process, after, seat)
-        if after.restart is not None:
+        if after.restart is not None and not process.view.terminated:
             self._restarts.reasons[post] = after.restart
         if after.boot_failed:
             self._handle_boot_failure(process.view)

@@ -51,6 +51,8 @@ class ProcessView:
     #: The stop order: its deadline, and its reason; NONE for a planned stop (shutdown, reload).
     stop_by: float | None = None
     stop_verdict: Verdict = Verdict.NONE
+    #: It stops without an order, after a SIGTERM that the supervisor did not send.
+    terminated: bool = False
     dumped_at: float | None = None
     #: The kill: its time, its reason, and the slot that it is attributed to.
     killed_at: float | None = None
@@ -62,9 +64,13 @@ class ProcessView:
         return self.role, self.number
 
     @property
+    def is_ordered(self) -> bool:
+        """To stop, or it is killed."""
+        return self.stop_by is not None or self.killed_at is not None
+
+    @property
     def is_staying(self) -> bool:
-        """Neither ordered to stop nor killed."""
-        return self.stop_by is None and self.killed_at is None
+        return not (self.is_ordered or self.terminated)
 
     def is_alive(self, now: float) -> bool:
         """Whether it may hold connections. One that survives SIGKILL is given up."""
@@ -123,6 +129,7 @@ def updated(process: ProcessView, seat: SeatView, now: float) -> ProcessView:
     return replace(
         process,
         ready=seat.ready is not None,
+        terminated=seat.terminated,
         due=seat.due / NS if seat.due else process.due,
         latest_slot=late.index if late else None,
         # A due time that passed during an outage counts from the end of the outage.

@@ -59,11 +59,12 @@ class SupervisedProcess:
         return self.board.seat_view(self.view.index)
 
     def repair_seat(self) -> None:
-        """After something else has overwritten the role that the seat shows."""
+        """After something else has overwritten the role that the seat shows, or as the process
+        stops without an order."""
         view, role = self.view, self.view.role
         if self.undead:
             role = Role.DEAD
-        elif view.stop_by is not None:
+        elif view.stop_by is not None or view.terminated:
             role = Role.STOPPING
         self.board.seat(view.index).set_identity(role, view.number, view.generation)
 

@@ -87,6 +87,8 @@ def young(**given: Any) -> ProcessView:
         (worker(), Exit.NO_RESOURCES, IDLE, Ending.CRASHED),
         (worker(**ORDERED), Exit.NO_RESOURCES, BOOTING, Ending.KILLED),
         (worker(), Exit.TERMINATED, IDLE, Ending.TERMINATED),
+        (worker(terminated=True), Exit.TERMINATED, IDLE, Ending.TERMINATED),
+        (worker(terminated=True), KILLED, RUNNING, Ending.CRASHED),
         (worker(), Exit.DONE, IDLE, Ending.CRASHED),
         (worker(), CRASH, IDLE, Ending.CRASHED),
         (worker(), KILLED, IDLE, Ending.CRASHED),

@@ -306,13 +306,19 @@ def test_a_stop_during_a_reload_ends_the_check_of_the_application(
 
 
 def test_a_worker_that_a_stranger_ends_is_replaced(fleet: Fleet) -> None:
-    """A TERM that an operator sends to a child; what it runs ends first."""
+    """A TERM that an operator sends to a child: it beats until what it runs has ended, while its
+    successor runs."""
     before = fleet.pids()
     ids = fleet.start_gates(1)
     kill(before.values(), signal.SIGTERM)
-    fleet.open_gate()
     fleet.await_successors(before.values())
+    [stopping] = fleet.look().with_role(Role.STOPPING)
+    due = stopping.due
+    assert stopping.pid in before.values() and stopping.terminated and due
+    eventually(lambda: (fleet.look().with_role(Role.STOPPING)[0].due or 0) > due + 2 * 10**9)
+    fleet.open_gate()
     fleet.await_completed(ids)
+    eventually(lambda: not fleet.look().with_role(Role.STOPPING))
     steward = fleet.steward()
     assert steward is not None
     kill(steward, signal.SIGTERM)
@@ -322,20 +328,6 @@ def test_a_worker_that_a_stranger_ends_is_replaced(fleet: Fleet) -> None:
     assert stopped == ["steward", "worker 0", "worker 1"]
     assert {reason: n for reason, n in fleet.look().restarts.items() if n} == {"terminated": 3}
     assert not fleet.messages(level="error")
-
-
-@pytest.mark.fleet(procs=1)
-def test_a_worker_that_a_stranger_ends_beats_until_its_commands_have_ended(fleet: Fleet) -> None:
-    """Without an order of the supervisor it would count as hung after the watchdog's timeout."""
-    [pid] = fleet.pids().values()
-    ids = fleet.start_gates(1)
-    kill(pid, signal.SIGTERM)
-    fleet.await_saying("stops: running commands may end")
-    due = fleet.workers()[0].due
-    assert due is not None
-    eventually(lambda: (fleet.workers()[0].due or 0) > due + 2 * 10**9)
-    fleet.open_gate()
-    fleet.await_completed(ids)
 
 
 @pytest.mark.fleet(procs=1, threads=1)

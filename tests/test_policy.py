@@ -180,6 +180,10 @@ def test_a_stopping_process_has_its_successor_at_the_same_time() -> None:
     assert decided(fleet(leaving, another, worker(1, stop_by=NOW + 9))) == []
 
 
+def test_a_process_that_stops_without_an_order_has_its_successor_at_the_same_time() -> None:
+    assert decided(fleet(worker(0, terminated=True), wanted=1)) == [started(0)]
+
+
 def test_one_that_cannot_die_is_given_up_and_replaced() -> None:
     """It holds its place among the living for two seconds more, and no longer."""
     undead = [worker(n, killed_at=NOW - UNDEAD_SECONDS) for n in (0, 1)]

@@ -114,6 +114,15 @@ def test_the_quarantine_is_shown(place: Path, board: Board) -> None:
     assert json.loads(ps(place, "--json"))["quarantine"]["slots"][0]["type"] == "Debit"
 
 
+def test_a_process_that_stops_without_an_order_is_shown(place: Path, board: Board) -> None:
+    taken(board, 1, Role.WORKER)
+    seat = board.seat(1)
+    seat.terminated = 1
+    seat.set_identity(Role.STOPPING, 0, 2)
+    text = ps(place)
+    assert f"stopping: pid {os.getpid()}, which got a SIGTERM that the supervisor did not" in text
+
+
 def test_stopping_and_dead_processes_are_shown(place: Path, board: Board) -> None:
     command_id, now = uuid4(), time.monotonic_ns()
     begin(board, 1, taken(board, 1, Role.WORKER), command_id)

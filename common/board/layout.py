@@ -31,6 +31,7 @@ cells of a seat
   overflowed                    threads that claim, under a lock    steward
   rescued                       the steward                         supervisor
   incarnation                   its process's main thread           steward
+  terminated                    its process's main thread           supervisor
 | claims, each state id token   the thread that has the command     steward
     command id                    at that moment; see ClaimTable
 | COMMAND TYPES, each domain    its process, under a lock;          metrics
@@ -70,7 +71,7 @@ from struct import Struct
 
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
 #: Raise it with each change of a position, a record or a number that is written.
-VERSION = 9
+VERSION = 10
 
 LINE = 8  # cells
 CELL = 8  # bytes
@@ -103,6 +104,7 @@ PARKED = 5 * LINE
 OVERFLOWED = PARKED + 1
 RESCUED = PARKED + 2
 INCARNATION = PARKED + 3
+TERMINATED = PARKED + 4
 CLAIMS = 6 * LINE
 CLAIM_COUNT = 512
 CLAIM_CELLS = 5

@@ -84,6 +84,7 @@ class Reader:
             role=seating.role,
             number=seating.number,
             stop_by=_positive(cells[at + offsets.STOP_BY]),
+            terminated=cells[at + offsets.TERMINATED] == 1,
             rss_bytes=_positive(cells[at + offsets.RSS]),
             for_worker=cells[at + offsets.FOR_WORKER] == 1,
             exit=exit_record,

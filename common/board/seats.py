@@ -48,6 +48,8 @@ class Seat:
     #: The number of its process in the database. Not in the record of heartbeats: a process that is
     #: killed while it writes that has claims to release, too.
     incarnation = Cell(offsets.INCARNATION)
+    #: 1 once its process stops after a SIGTERM that the supervisor did not send.
+    terminated = Cell(offsets.TERMINATED)
 
     def __init__(self, memory: BoardMemory, layout: Layout, seat: int) -> None:
         self._memory = memory

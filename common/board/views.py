@@ -63,6 +63,8 @@ class SeatView(ProcessRecord):
     role: Role | None = None
     number: int = 0
     stop_by: int | None = None
+    #: It stops without an order of the supervisor.
+    terminated: bool = False
     rss_bytes: int | None = None
     #: It was given to a worker, which may have been ordered to stop since.
     for_worker: bool = False

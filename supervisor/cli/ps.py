@@ -219,8 +219,10 @@ def _lines(snapshot: PsSnapshot, before: PsSnapshot | None = None) -> Iterator[s
         if not seats:
             yield f"{number:>6}        -       -  empty"
     for seat in snapshot.view.with_role(Role.STOPPING):
-        when = snapshot.until(seat.stop_by)
-        yield f"stopping: pid {seat.pid or '-'}, which must have exited in {when}"
+        why = f"must have exited in {snapshot.until(seat.stop_by)}"
+        if seat.terminated and seat.stop_by is None:
+            why = "got a SIGTERM that the supervisor did not send"
+        yield f"stopping: pid {seat.pid or '-'}, which {why}"
         yield from _slots(seat, snapshot)
     for seat in snapshot.view.with_role(Role.DEAD):
         yield _exit(seat)

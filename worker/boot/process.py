@@ -135,6 +135,8 @@ class _Stop:
     def _on_term(self, *_: object) -> None:
         self._came = True
         by = self._node.seat.stop_by
+        if not by:
+            self._node.seat.terminated = 1
         self._leave(by / 1e9 if by else time.monotonic() + self._drain_timeout)
 
     def code(self, code: Exit) -> Exit:
