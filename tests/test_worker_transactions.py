@@ -19,6 +19,7 @@ from handlers import (
     leave_effect,
     running,
 )
+from proxy import Proxy
 from queries import await_lock_waits, rows
 
 from cmdbus import Command, CommandBus, Context, Status, Timeouts
@@ -269,20 +270,46 @@ def test_a_settlement_that_a_locked_table_blocks_costs_no_attempt(
     assert codes == ["SETTLEMENT_BLOCKED"]
 
 
+def fill_disk(admin: psycopg.Connection, state: str) -> None:
+    admin.execute(
+        "CREATE FUNCTION fill() RETURNS trigger LANGUAGE plpgsql AS"
+        f" $$ BEGIN RAISE {state}; END $$;"
+        " CREATE TRIGGER fill BEFORE INSERT ON cmdbus.finished FOR EACH ROW"
+        " EXECUTE FUNCTION fill()".encode()
+    )
+
+
 @pytest.mark.parametrize("state", ["disk_full", "io_error"])
 def test_a_full_disk_that_a_settlement_meets_charges_no_command(
     dsn: str, bus: CommandBus, state: str
 ) -> None:
     with connect(dsn) as admin, running(dsn, handling(leave_effect, retry=ONCE)):
-        admin.execute(
-            "CREATE FUNCTION fill() RETURNS trigger LANGUAGE plpgsql AS"
-            f" $$ BEGIN RAISE {state}; END $$;"
-            " CREATE TRIGGER fill BEFORE INSERT ON cmdbus.finished FOR EACH ROW"
-            " EXECUTE FUNCTION fill()".encode()
-        )
+        fill_disk(admin, state)
         id_ = bus.send("payments", "Debit")
         eventually(lambda: "SETTLEMENT_BLOCKED" in [e.code for e in bus.audit("payments", id_)])
         admin.execute("DROP TRIGGER fill ON cmdbus.finished")
         record = bus.wait("payments", id_)
     assert (record.status, record.attempts) == ("COMPLETED", 1)
     assert effects(dsn) == 1
+
+
+def test_a_session_that_dies_after_a_full_disk_was_met_counts_no_loss(
+    dsn: str, bus: CommandBus
+) -> None:
+    def without_rollbacks(data: bytes) -> bytes:
+        if b"ROLLBACK;" in data:
+            raise ConnectionResetError
+        return data
+
+    with (
+        Proxy(dsn, without_rollbacks) as proxy,
+        connect(dsn) as admin,
+        running(proxy.dsn, handling(leave_effect, retry=ONCE)),
+    ):
+        fill_disk(admin, "disk_full")
+        id_ = bus.send("payments", "Debit")
+        eventually(lambda: rows(dsn, "SELECT code FROM cmdbus.event"))
+        admin.execute("DROP TRIGGER fill ON cmdbus.finished")
+        bus.wait("payments", id_)
+    assert {*rows(dsn, "SELECT code FROM cmdbus.event")} == {("SETTLEMENT_BLOCKED",)}
+    assert rows(dsn, "SELECT losses FROM cmdbus.finished") == [(0,)]

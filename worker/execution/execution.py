@@ -207,6 +207,8 @@ class Execution:
             return self._fate(TransientCommandError("UNREPORTABLE", message))
 
     def _failed(self, error: BaseException) -> Outcome:
+        if isinstance(error, SettlementBlockedError):  # Also if its session has ended since.
+            return interrupted(error.code, str(error), _AFTER_OUTAGE, lost=False)
         if self._session_is_gone() and (ended := _session_error(error)):
             return interrupted(
                 "POOL_EXHAUSTED" if isinstance(ended, PoolExhausted) else "DATABASE_AWAY",
@@ -216,8 +218,6 @@ class Execution:
             )
         if self._touched and _is_of_driver(error):
             return interrupted("DATABASE_AWAY", joined(str(error)), _AFTER_OUTAGE, lost=True)
-        if isinstance(error, SettlementBlockedError):
-            return interrupted(error.code, str(error), _AFTER_OUTAGE, lost=False)
         if self._plan_has_changed(error):
             return interrupted(_PLAN_CHANGED, str(error), _AFTER_OUTAGE, lost=False)
         trace = "".join(traceback.format_exception(error))
