@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from preflights import AWAY, FATAL, OK, WARNING, checks, troubles
 from proxy import Proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
+from queries import rows
 
 from cmdbus.database.session_names import session_name
 from cmdbus.readiness import Finding, worst
@@ -121,6 +123,29 @@ def test_a_pooler_that_cannot_listen_is_recognised(dsn: str) -> None:
             assert (found.finding, text in found.sentence) == (FATAL, True)
             assert "run with --wake poll" in found.fix
             assert troubles(pooler.dsn, listen=False) == []
+
+
+def test_a_server_that_is_slow_to_notify_is_no_pooler(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cmdbus.worker.boot.preflight._NOTIFY_SECONDS", 0.2)
+    listening = (
+        "SELECT pid FROM pg_stat_activity"
+        " WHERE datname = current_database() AND query LIKE 'LISTEN%check%'"
+    )
+    resumed = list[threading.Timer]()
+
+    def stopping(data: bytes) -> bytes:
+        if b"pg_notify" in data:
+            [(pid,)] = rows(dsn, listening)
+            os.kill(pid, signal.SIGSTOP)
+            resumed.append(threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)))
+            resumed[0].start()
+        return data
+
+    with Proxy(dsn, stopping) as proxy:
+        assert checks(proxy.dsn)["listen"].finding is OK
+    resumed[0].join()
 
 
 def test_a_limit_on_connections_is_refused_with_its_arithmetic(guarded: Guarded) -> None:

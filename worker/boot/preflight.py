@@ -293,14 +293,23 @@ def _check_listening(connection: Connection, parts: dsns.Parts, schema: str) -> 
         connection.execute(statement("listen_check", schema))
         with _connect(parts) as other:
             other.execute(statement("notify_check", schema), {"token": token})
+        if _hears(connection, token, schema):
+            return Check("listen", Finding.OK, "notifications arrive")
     except psycopg.OperationalError as error:
         return _failure("listen", parts, error)
     except psycopg.Error as error:
         what = f"LISTEN is refused ({reason(error)})"
-    else:
-        for notification in connection.notifies(timeout=_NOTIFY_SECONDS):
-            if notification.payload == token:
-                return Check("listen", Finding.OK, "notifications arrive")
     sentence = f"{what}: between here and the server there is a pooler that swallows notifications"
     fix = "connect to the server itself; or run with --wake poll"
     return Check("listen", Finding.FATAL, sentence, fix)
+
+
+def _hears(connection: Connection, token: str, schema: str) -> bool:
+    """A server that was too busy to send the notification in time sends it before it answers a
+    ping."""
+    for seconds in (_NOTIFY_SECONDS, 0.0):
+        for notification in connection.notifies(timeout=seconds):
+            if notification.payload == token:
+                return True
+        connection.execute(statement("ping", schema))
+    return False
