@@ -252,6 +252,8 @@ def test_a_server_without_tls_or_one_that_starts_is_recognised() -> None:
     with answering(b"N") as dsn:
         found = checks(dsn + "require")["connection"]
         assert (found.finding, "encrypted connection" in found.sentence) == (FATAL, True)
+    with answering(b"S") as dsn:  # It begins with TLS, and stops.
+        assert checks(dsn + "require")["connection"].finding is AWAY
     fields = b"SFATAL\0C57P03\0Mthe database system is starting up\0\0"
     starting = b"E" + (len(fields) + 4).to_bytes(4, "big") + fields
     with answering(starting) as dsn:

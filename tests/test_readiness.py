@@ -34,6 +34,7 @@ AWAY_TEXTS = [
     "Verbindung zum Server auf »atlsql01«, Port 5432 fehlgeschlagen: Verbindungsaufbau abgelehnt",
     "failed to resolve host 'db': [Errno -3] Temporary failure in name resolution",
     "connection timeout expired",
+    'connection to server at "db", port 5432 failed: SSL error: unexpected eof while reading',
     'connection to server at "10.0.0.1", port 5432 failed: No route to host',
     'connection to server at "10.0.0.1", port 5432 failed: session is read-only',
     "FATAL:  canceling statement due to lock timeout",

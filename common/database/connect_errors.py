@@ -62,7 +62,9 @@ _FAILURES = (
     ),
     ConnectFailure(
         _FATAL,
-        r"does not support ssl|certificate|ssl error|tls|root\.crt|sslmode|sslrootcert",
+        # OpenSSL's unexpected end is that of a server, or a proxy before it, that stops meanwhile.
+        r"does not support ssl|certificate|ssl error(?!: unexpected eof)|tls|root\.crt|sslmode"
+        r"|sslrootcert",
         (),
         "the encrypted connection that the DSN asks for cannot be had",
         "check the server's certificate, or correct sslmode and sslrootcert in the DSN",
