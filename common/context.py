@@ -84,5 +84,5 @@ class _CommandLog(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, message: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        kwargs["extra"] = {**(self.extra or {}), **kwargs.get("extra", {})}
+        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
         return message, kwargs

@@ -98,7 +98,7 @@ def test_the_correlation_id_follows_a_command_everywhere(
 
     def debit(command: Command, context: Context) -> None:
         seen.append(command.correlation_id)
-        context.log.warning("debiting")
+        context.log.warning("debiting", extra=None)  # As from a function that passes its own on.
 
     correlation = uuid4()
     with running(dsn, handling(debit)):
