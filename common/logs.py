@@ -333,6 +333,8 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             event["traceback"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            event["stack"] = self.formatStack(record.stack_info)
         more = {key: value for key, value in vars(record).items() if key not in _OWN}
         try:
             return json.dumps({**more, **event}, default=str, allow_nan=False)

@@ -104,6 +104,11 @@ def test_any_text_can_be_logged(capfd: pytest.CaptureFixture[str], line: str) ->
     assert capfd.readouterr().err.endswith(f"{printable(line)}\n")
 
 
+def test_a_stack_that_is_asked_for_is_in_json_too(capfd: pytest.CaptureFixture[str]) -> None:
+    [event] = in_json(capfd, lambda: logger.info("line", stack_info=True))
+    assert event["stack"].startswith("Stack (most recent call last):\n")
+
+
 def test_what_json_lacks_is_given_as_text(capfd: pytest.CaptureFixture[str]) -> None:
     circle: list[object] = []
     circle.append(circle)
