@@ -37,6 +37,9 @@ _EXIT_SECONDS = 10.0
 #: Seconds that a running supervisor waits for a lock that `check_free` holds for a moment.
 _CHECK_SECONDS = 0.2
 _POLL_SECONDS = 0.01
+#: Seconds to wait for the port: the steward of a supervisor that was just killed has it until that
+#: process is dead, too.
+_FREED_SECONDS = 2.0
 #: Connections that wait while one steward follows another.
 _BACKLOG = 128
 _REASONS = {
@@ -190,7 +193,15 @@ class ListenError(CmdbusError):
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket on which accept() never blocks."""
-    listener = bound(host, port, backlog=_BACKLOG)
+    deadline = time.monotonic() + _FREED_SECONDS
+    while True:
+        try:
+            listener = bound(host, port, backlog=_BACKLOG)
+            break
+        except ListenError as error:
+            if not error.in_use or time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_SECONDS)
     logger.info("probes, metrics and status are at %s", _url(listener))
     if _is_open(listener):
         logger.warning("%s", _open_text(listener))

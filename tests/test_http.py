@@ -244,3 +244,14 @@ def test_an_address_that_lets_other_machines_in_is_warned_of(
     listen("0.0.0.0", 0).close()
     [record] = caplog.records
     assert "any client that reaches http://0.0.0.0:" in record.getMessage()
+
+
+def test_the_port_of_a_process_that_is_about_to_die_is_waited_for() -> None:
+    """As the steward of a supervisor that was just killed."""
+    with closing(listen("127.0.0.1", 0)) as dying:
+        address = dying.getsockname()
+        end = threading.Timer(0.3, dying.close)
+        end.start()
+        with closing(listen(*address)) as listener:
+            assert listener.getsockname() == address
+        end.join()
