@@ -82,6 +82,17 @@ def test_a_command_is_rescheduled_once_although_the_first_try_still_runs(
     assert kinds(bus, id_).count("RESCHEDULED") == 1
 
 
+def test_a_callers_transaction_holds_no_lock_for_each_command(dsn: str, bus: CommandBus) -> None:
+    """The server has room for a few thousand locks."""
+    ids = bus.send_many([SendRequest("payments", "Debit")] * 3)
+    with psycopg.connect(dsn) as connection:
+        for id_ in ids:
+            bus.reschedule("payments", id_, delay=60, connection=connection)
+        locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+        assert scalar(connection, f"{locks} AND pid = pg_backend_pid()") == 0
+    assert bus.snapshot("payments")["scheduled"] == 3
+
+
 def test_many_that_failed_again_before_their_retry_is_repeated_are_retried_once(
     dsn: str, bus: CommandBus
 ) -> None:

@@ -109,7 +109,8 @@ class Connections:
     ) -> None:
         """Calls a function that returns where it found the command; `refusals` says why one that
         is there stays as it is."""
-        values["call"] = new_call()
+        # In the caller's transaction it is not repeated, and would hold a lock for each command.
+        values["call"] = new_call() if connection is None else None
         found = self.use(connection, lambda c, _: self._executor.value(c, name, **values), needs)
         domain, command_id = values["domain"], values["command_id"]
         if found is None:
