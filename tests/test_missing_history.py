@@ -6,12 +6,10 @@ import psycopg
 import pytest
 from eventually import eventually
 from handlers import ONCE, connect, effects, handling, leave_effect, running
+from preflights import OK, checks
 from queries import count, move_to_troubleshooting, rows, scalar
 
 from cmdbus import Command, CommandBus, Context
-from cmdbus.readiness import Finding
-from cmdbus.settings import Settings
-from cmdbus.worker.boot.preflight import preflight
 
 
 @pytest.fixture
@@ -99,9 +97,7 @@ def test_the_check_before_a_start_passes_where_no_fleet_has_made_partitions_for_
 ) -> None:
     """And leaves making them to the worker."""
     drop_history(admin)
-    settings = Settings(app="tests.fleet_app:registry", dsn=dsn)
-    findings = {check.name: check.finding for check in preflight(settings)}
-    assert findings["claim"] is Finding.OK
+    assert checks(dsn)["claim"].finding is OK
     assert count(admin, "pg_inherits WHERE inhparent = 'cmdbus.finished'::regclass") == 0
 
 
