@@ -57,11 +57,12 @@ def test_what_was_sent_comes_back_to_the_last_bit(bus: CommandBus) -> None:
 
 def test_a_callers_transaction_takes_the_command_with_it(dsn: str) -> None:
     with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
-        lost = bus.send("payments", "Debit", connection=connection)
         bus.send_many([SendRequest("payments", "Debit")], connection=connection)
+        lost = bus.send("payments", "Debit", connection=connection)
         assert bus.get("payments", lost) is None
         assert bus.get("payments", lost, connection=connection) is not None
         connection.rollback()
+        assert bus.snapshot("payments")["depth"] == 0
         kept = bus.send("payments", "Debit", connection=connection)
         connection.commit()
         assert bus.get("payments", lost) is None

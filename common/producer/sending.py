@@ -9,7 +9,7 @@ A refused send has written nothing, and a caller's transaction stays usable.
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple
 from uuid import UUID
 
@@ -25,6 +25,7 @@ from cmdbus.producer.store import AdmissionResult, Store
 
 logger = logging.getLogger(__name__)
 
+_IDLE = psycopg.pq.TransactionStatus.IDLE
 #: Domain and id of a command.
 SentId = tuple[str, UUID]
 Check = Callable[[SendRequest, UUID], Outgoing]
@@ -87,8 +88,7 @@ class Sender:
         self, connection: Connection, bulk: BulkSend, check: Check, attempt: SendAttempt
     ) -> None:
         self._wait_for_first_try(connection, attempt)
-        # In a caller's transaction this is a savepoint.
-        with connection.transaction():
+        with self._transaction(connection):
             if attempt.number is not None and self._already_sent(connection, bulk, attempt):
                 return
             domains, counts = list(bulk.counts), list(bulk.counts.values())
@@ -98,6 +98,13 @@ class Sender:
             self._identify(connection, bulk, attempt)
             # Checked while they are copied, so that both processes work at once.
             self._store.copy(connection, map(check, bulk.requests, bulk.ids), admitted[0][-1])
+
+    def _transaction(self, connection: Connection) -> AbstractContextManager[object]:
+        """In a caller's transaction a savepoint. If that has not begun, a statement begins it, as
+        the driver would commit it at the end."""
+        if not connection.autocommit and connection.info.transaction_status is _IDLE:
+            self._store.rows(connection, "ping")
+        return connection.transaction()
 
     def _wait_for_first_try(self, connection: Connection, attempt: SendAttempt) -> None:
         if not attempt.repeated:
