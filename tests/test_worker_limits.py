@@ -74,7 +74,7 @@ def test_a_pool_that_has_no_connection_to_give_is_an_illness_and_costs_no_attemp
     """Tried three times; the database is there."""
     gate = Gate(lambda command, context: context.connection.execute("SELECT 1"))
     with ConnectionPool(
-        dsn, kwargs=FITTING, min_size=1, max_size=4, timeout=0.1, open=True
+        dsn, kwargs=FITTING, min_size=1, max_size=4, timeout=0.5, open=True
     ) as pool:
         leaked = [pool.getconn(timeout=5) for _ in range(3)]
         ids = bus.send_many([SendRequest("payments", "Debit")] * 2)
