@@ -67,11 +67,12 @@ def aftermath(
     # Its claims count, too: a handler may have exited the process, with any code.
     done = stopped and exit_status.code == Exit.DONE and not seat.claims
     cut_off = exit_status.code == Exit.UNFINISHED or _has_begun(seat)
+    may_claim = process.role is not Role.STEWARD
     return Aftermath(
         ending=ending,
         exit_record=_exit_record(process, exit_status, seat, now, stopped),
-        needs_rescue=process.role is not Role.STEWARD and not done,
-        unfinished=stopping and (cut_off if stopped else is_busy(seat)),
+        needs_rescue=may_claim and not done,
+        unfinished=stopping and may_claim and (cut_off if stopped else is_busy(seat)),
         early=ending in _RESTARTS and _is_early(process, seat, now),
         ran_nothing=stopped and process.role is Role.QUARANTINE and process.commands == 0,
         restart=_RESTARTS.get(ending),

@@ -177,6 +177,7 @@ def test_a_seat_is_free_immediately_if_its_process_left_no_claim(
         (worker(killed_at=NOW), KILLED, RUNNING, True),
         (worker(killed_at=NOW), KILLED, TIMED_OUT, False),
         (worker(), CRASH, IDLE, False),
+        (replace(STEWARD, **ORDERED), Exit.DONE, FINISHED, False),
     ],
 )
 def test_a_stop_is_unfinished_if_a_command_has_no_outcome(

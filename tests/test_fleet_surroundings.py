@@ -15,7 +15,6 @@ from fleet import Fleet, kill, make_effects, unstarted, write_app
 from surroundings import assert_goes_on
 
 from cmdbus.board.layout import CELL
-from cmdbus.exits import Exit
 
 pytestmark = pytest.mark.fleet
 
@@ -161,8 +160,7 @@ def test_garbage_on_the_board_harms_nobody_for_long(fleet: Fleet) -> None:
     fleet.await_completed(ids)
     assert fleet.effects(ids) == {1: 50}
     assert fleet.wait_until_ready() == before
-    # The table of claims is not repaired: a process may seem to have stopped with claims.
-    assert fleet.stop() in (Exit.DONE, Exit.UNFINISHED)
+    assert fleet.stop() == 0, "no process shows claims that it never had"
 
 
 _CLOCK = """

@@ -75,7 +75,7 @@ class Drain:
         self._release_locked()
         if stuck:
             self._abandon(stuck, self._connection.connection())
-        self._abandoned += len(self._in_flight.known())
+        self._abandoned += self._in_flight.end()
 
     def _await_end(self) -> list[WorkerThread]:
         """Waits for running commands until the deadline; returns the threads that are left."""

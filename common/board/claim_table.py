@@ -38,7 +38,8 @@ class ClaimTable:
         self._cells = memory.cells
         self._bytes = memory.bytes
         self._overflowed = seat_at + OVERFLOWED
-        indexes = [seat_at + CLAIMS + n * CLAIM_CELLS for n in range(CLAIM_COUNT + 1)]
+        self._first = first = seat_at + CLAIMS
+        indexes = [first + n * CLAIM_CELLS for n in range(CLAIM_COUNT + 1)]
         self._beyond = indexes.pop()
         self._free = deque(indexes)
         #: For the number of claims beyond the table, and the cell that shows whether there are any.
@@ -74,6 +75,11 @@ class ClaimTable:
             self._count(-1)
         else:
             self._free.append(index)
+
+    def clear(self) -> None:
+        """At the end of a process that has no claims: repairs cells that were overwritten."""
+        for n in range(CLAIM_COUNT):
+            self._cells[self._first + n * CLAIM_CELLS] &= -_STATES
 
     def _count(self, by: int) -> None:
         with self._lock:

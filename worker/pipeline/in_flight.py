@@ -161,6 +161,13 @@ class InFlight:
                 if entry.index is not None:
                     hide(entry.index)
 
+    def end(self) -> int:
+        """At the end of the process: the number of claims that are left. Without any, the board
+        shows none, whatever was written to it."""
+        if not self._entries:
+            self._claim_table.clear()
+        return len(self._entries)
+
     def mark_released(self, claims: Iterable[Claim]) -> None:
         """Also claims that were not taken."""
         for claim in claims:
