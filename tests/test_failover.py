@@ -4,13 +4,14 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 import pytest
 from eventually import eventually
 from guarded import Guarded
 from handlers import handling, running
-from preflights import checks
+from preflights import checks, troubles
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
 
@@ -58,7 +59,7 @@ def database(guarded: Guarded, name: str) -> Iterator[str]:
 
 
 def waits_for(change: Callable[[], object], bus: CommandBus) -> None:
-    """A send that is refused for now is done after the change."""
+    """A send that is refused meanwhile is done after the change."""
     sent: list[object] = []
     thread = threading.Thread(target=lambda: sent.append(bus.send("payments", "Debit")))
     thread.start()
@@ -91,27 +92,48 @@ def test_a_standby_is_passed_by_and_waited_for(dsn: str, guarded: Guarded) -> No
             waits_for(promote, bus)
 
 
-def test_a_session_that_turns_read_only_is_left(guarded: Guarded) -> None:
-    reset = SQL("ALTER SYSTEM RESET default_transaction_read_only")
+@contextmanager
+def read_only(guarded: Guarded) -> Iterator[Callable[[], None]]:
+    """Its server is, by its configuration, until the yielded function is called or the end."""
+    reload = SQL("SELECT pg_reload_conf()")
 
-    def writable() -> None:
+    def make_writable() -> None:
         # This setting of its own session is what its server refuses meanwhile.
         with psycopg.connect(
             guarded.embedded.dsn, autocommit=True, options="-c default_transaction_read_only=off"
         ) as admin:
-            admin.execute(reset)
+            admin.execute(SQL("ALTER SYSTEM RESET default_transaction_read_only"))
             admin.execute(reload)
 
-    reload = SQL("SELECT pg_reload_conf()")
+    try:
+        guarded.execute(SQL("ALTER SYSTEM SET default_transaction_read_only = on"))
+        guarded.execute(reload)
+        yield make_writable
+    finally:
+        make_writable()
+
+
+def await_read_only(connection: psycopg.Connection[Any]) -> None:
+    show = SQL("SHOW default_transaction_read_only")
+    eventually(lambda: connection.execute(show).fetchone() == ("on",), 20)
+
+
+def test_a_session_that_turns_read_only_is_left(guarded: Guarded) -> None:
     with database(guarded, "turns_read_only") as own_dsn, CommandBus(own_dsn) as bus:
         bus.send("payments", "Debit")
-        try:
-            guarded.execute(SQL("ALTER SYSTEM SET default_transaction_read_only = on"))
-            guarded.execute(reload)
+        with read_only(guarded) as make_writable:
             with bus._connections._pool().connection() as connection:
-                show = SQL("SHOW default_transaction_read_only")
-                eventually(lambda: connection.execute(show).fetchone() == ("on",), 20)
-            waits_for(writable, bus)
-        finally:
-            writable()
+                await_read_only(connection)
+            waits_for(make_writable, bus)
         assert bus.snapshot("payments")["depth"] == 2
+
+
+def test_a_fleet_waits_for_a_server_that_was_made_read_only(guarded: Guarded) -> None:
+    """As providers do while its disk is full."""
+    with guarded.role("worker") as dsn:
+        with psycopg.connect(dsn, autocommit=True) as session, read_only(guarded) as make_writable:
+            await_read_only(session)
+            found = checks(dsn)["primary"]
+            assert (found.finding, "no writes" in found.sentence) == (Finding.AWAY, True)
+            make_writable()
+        eventually(lambda: not troubles(dsn), 20)

@@ -47,6 +47,12 @@ class Session:
         """0 is off, as on a server that lacks the setting."""
         return int(self.settings[name].value) / 1000 if name in self.settings else 0.0
 
+    @property
+    def is_server_read_only(self) -> bool:
+        """Whether all sessions are read-only by default, and not those of a role or a database."""
+        read_only = self.settings["default_transaction_read_only"]
+        return read_only == Setting("on", "configuration file")
+
 
 def check_timeouts(session: Session, timeouts: Timeouts, max_thread: float) -> list[Check]:
     """`max_thread`: seconds that the slowest handler may take."""

@@ -138,6 +138,17 @@ def _check_database(
         fix = "name the primary, or several hosts with target_session_attrs=read-write"
         yield Check("primary", Finding.FATAL, sentence, fix)
         return
+    session = _session(connection, settings, role, database)
+    if session.is_server_read_only:
+        sentence = (
+            "the server accepts no writes: default_transaction_read_only is on in its "
+            "configuration, where a provider sets it while the disk is full"
+        )
+        fix = (
+            "make room on the server's disk; then ALTER SYSTEM RESET default_transaction_read_only"
+        )
+        yield Check("primary", Finding.AWAY, sentence, fix)
+        return
     schema = _check_schema(connection, settings.schema, role)
     yield schema
     if schema.finding is Finding.OK:
@@ -146,7 +157,6 @@ def _check_database(
         yield from _check_triggers(connection, settings.schema)
         yield from _check_sequences(connection, settings.schema)
     max_thread = max([settings.timeouts.thread, *(handler.timeout or 0.0 for handler in handlers)])
-    session = _session(connection, settings, role, database)
     yield from effective.check_timeouts(session, settings.timeouts, max_thread)
     yield from effective.check_handlers(handlers, settings.timeouts)
     yield _check_budget(connection, settings)
