@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cmdbus.checks import check_seconds
 from cmdbus.clock import time
 from cmdbus.command import Command
+from cmdbus.logs import RESERVED
 
 if TYPE_CHECKING:
     import psycopg
@@ -79,10 +80,13 @@ class Context:
 
 
 class _CommandLog(logging.LoggerAdapter[logging.Logger]):
-    """Adds the command to the `extra` of each call."""
+    """Adds the command to the `extra` of each call, where a name that every record has gets an
+    underscore: logging would raise a KeyError for it."""
 
     def process(
         self, message: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        given = kwargs.get("extra") or {}
+        renamed = {f"{name}_" if name in RESERVED else name: given[name] for name in given}
+        kwargs["extra"] = {**(self.extra or {}), **renamed}
         return message, kwargs

@@ -24,7 +24,8 @@ from cmdbus.stderr import STDERR, Stderr
 
 #: Bytes that a pipe takes as a whole or not at all.
 _CHUNK_BYTES = select.PIPE_BUF
-_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+#: Attributes of every record, which logging refuses in `extra`.
+RESERVED = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _NAME = "cmdbus"
 #: The logger of `context.log`, whose lines are the handler's own.
 _OF_HANDLERS = "cmdbus.handler"
@@ -108,7 +109,7 @@ class ProtectedLogger(logging.Logger):
         except Exception as error:
             _report_once(error)
         record = logging.LogRecord(name, level, fn, lno, msg, args, exc_info, func, sinfo)
-        vars(record).update({k: v for k, v in (extra or {}).items() if k not in _OWN})
+        vars(record).update({k: v for k, v in (extra or {}).items() if k not in RESERVED})
         return record
 
     def handle(self, record: logging.LogRecord) -> None:
@@ -335,7 +336,7 @@ class JsonFormatter(logging.Formatter):
             event["traceback"] = self.formatException(record.exc_info)
         if record.stack_info:
             event["stack"] = self.formatStack(record.stack_info)
-        more = {key: value for key, value in vars(record).items() if key not in _OWN}
+        more = {key: value for key, value in vars(record).items() if key not in RESERVED}
         try:
             return json.dumps({**more, **event}, default=str, allow_nan=False)
         except (TypeError, ValueError):  # a key, number or circle in `extra` that JSON lacks

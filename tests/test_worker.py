@@ -112,6 +112,19 @@ def test_the_correlation_id_follows_a_command_everywhere(
     assert str(correlation) in str(bus.audit("payments", sent)[0])
 
 
+def test_a_handler_may_log_with_names_that_every_record_has(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    def debit(command: Command, context: Context) -> None:
+        context.log.warning("debiting", extra={"name": "Ann", "message": None, "amount": 5})
+
+    [record] = run(dsn, bus, debit)
+    assert record.status == "COMPLETED"
+    [line] = [line for line in caplog.records if line.getMessage() == "debiting"]
+    values = vars(line)
+    assert (line.name, values["name_"], values["amount"]) == ("cmdbus.handler", "Ann", 5)
+
+
 def test_as_many_run_at_once_as_there_are_threads_and_a_freed_slot_is_filled(
     dsn: str, bus: CommandBus
 ) -> None:
