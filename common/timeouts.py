@@ -13,11 +13,14 @@ RESCUE_SECONDS = 3.0
 #: Seconds until an idle session notices that the database is away: the listener's ping and its
 #: answer.
 OUTAGE_NOTICE_SECONDS = 15.0
+#: A session's timeouts are 2**31 - 1 milliseconds at most.
+_MAX_THREAD_SECONDS = 24 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds; `statement < lease < thread < watchdog` and `pool <= lease`, or a ValueError.
+    """Seconds; `statement < lease < thread < watchdog`, `pool <= lease` and `thread` at most 24
+    days, or a ValueError.
 
     The ladder binds the defaults: a handler's own `timeout` is any positive number. Each of them is
     an option, as `--thread-timeout`; that of `lease` is `--visibility-timeout`.
@@ -73,6 +76,11 @@ class Timeouts:
                     f"{lower} timeout ({getattr(self, lower):g} s) must be less than "
                     f"{upper} timeout ({getattr(self, upper):g} s)"
                 )
+        if self.thread > _MAX_THREAD_SECONDS:
+            yield (
+                f"thread timeout ({self.thread:g} s) must not be more than 24 days, which is about "
+                f"the longest timeout that PostgreSQL has"
+            )
         if self.pool > self.lease:
             yield (
                 f"pool timeout ({self.pool:g} s) must not be more than "

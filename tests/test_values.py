@@ -32,6 +32,10 @@ def test_the_default_ladder_is_the_documented_one() -> None:
         ({"statement": 30}, r"statement timeout \(30 s\) must be less than lease timeout \(30 s\)"),
         ({"lease": 35}, r"lease timeout \(35 s\) must be less than thread timeout \(35 s\)"),
         ({"thread": 61}, r"thread timeout \(61 s\) must be less than watchdog timeout \(60 s\)"),
+        (
+            {"thread": 3e6, "watchdog": 4e6},
+            r"thread timeout \(3e\+06 s\) must not be more than 24 days",
+        ),
         ({"pool": 31}, r"pool timeout \(31 s\) must not be more than lease timeout \(30 s\)"),
         ({"watchdog": math.inf}, "watchdog timeout must be more than 0 seconds and finite"),
         ({"statement": 0}, "statement timeout must be more than 0 seconds"),

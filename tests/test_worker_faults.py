@@ -1,6 +1,7 @@
 """A worker whose threads hang: it gives up the command, and goes on."""
 
 import logging
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,11 +23,13 @@ from handlers import (
     found,
     handling,
     leave_effect,
+    run,
     running,
 )
 from queries import rows
 
 from cmdbus import Command, CommandBus, Context, InvalidOperationError, SendRequest, Timeouts
+from cmdbus.checks import MAX_SECONDS
 from cmdbus.worker import housekeeping
 from cmdbus.worker import worker as worker_module
 from cmdbus.worker.claims.connections import ThreadConnection
@@ -297,6 +300,26 @@ def test_a_handlers_own_timeout_wins_and_can_be_extended(dsn: str, bus: CommandB
         assert bus.wait("payments", hasty).error_code == "TIMEOUT"
         released.set()
         assert bus.wait("payments", patient).result == "done"
+
+
+def test_a_handler_extends_its_timeout_by_no_absurd_time(dsn: str, bus: CommandBus) -> None:
+    def extend(command: Command, context: Context) -> list[str]:
+        refused = []
+        for seconds in (MAX_SECONDS - 60, 60, -1, math.inf, math.nan, 300 * 365 * 86400):
+            try:
+                context.extend(seconds)
+            except ValueError as error:
+                refused.append(str(error))
+        return refused
+
+    [record] = run(dsn, bus, extend)
+    assert record.result == [
+        "the timeout after extend must be at most 3153600000 seconds, not 3153600035.0",
+        "extend must be more than 0 seconds and finite, not -1",
+        "extend must be more than 0 seconds and finite, not inf",
+        "extend must be more than 0 seconds and finite, not nan",
+        "extend must be at most 3153600000 seconds, not 9460800000",
+    ]
 
 
 def test_a_command_that_timed_out_waits_as_long_as_its_handler_has_asked(

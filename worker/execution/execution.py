@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import psycopg
 
+from cmdbus.checks import check_seconds
 from cmdbus.clock import time
 from cmdbus.command import received
 from cmdbus.context import Context
@@ -281,8 +282,9 @@ class Execution:
             raise InvalidOperationError(
                 "context.extend() was used in a forked process: call it in the handler's own"
             )
+        timeout = check_seconds("the timeout after extend", self.timeout + seconds)
         self._thread.extend(self, seconds)
-        self.timeout += seconds
+        self.timeout = timeout
         with self._opening:
             if self._transaction is not None and not self._over:
                 self._transaction.limit(**self._limits())
