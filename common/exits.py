@@ -14,8 +14,8 @@ class Exit(IntEnum):
     CANNOT_START = 3
     #: Too many early exits.
     CRASH_LOOP = 4
-    #: Stopped, but commands had to be killed or released while they ran, or claims of processes
-    #: that were killed could not be released.
+    #: Stopped, but commands are left without an outcome, or claims of processes that were killed
+    #: could not be released.
     UNFINISHED = 5
     #: Only of children: the system has no thread left for them, but may have one later.
     NO_RESOURCES = 6

@@ -62,7 +62,7 @@ class Fleet:
         #: The application to run: the number of the latest reload that did not fail.
         self.app = 0
         self._reloads = 0
-        #: Commands were killed, or released while they ran.
+        #: The stop has left commands without an outcome.
         self.unfinished = False
         #: Conditions that the log has named, once each.
         self._reported: set[str] = set()
