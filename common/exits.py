@@ -14,8 +14,8 @@ class Exit(IntEnum):
     CANNOT_START = 3
     #: Too many early exits.
     CRASH_LOOP = 4
-    #: Stopped, but commands are left without an outcome, or claims of processes that were killed
-    #: could not be released.
+    #: Stopped, but commands are left without an outcome, or claims could not be released: of
+    #: processes that were killed, or of a round trip whose reply was lost.
     UNFINISHED = 5
     #: Only of children: the system has no thread left for them, but may have one later.
     NO_RESOURCES = 6

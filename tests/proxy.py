@@ -11,6 +11,9 @@ from typing import Self
 from lab.proxy import Link, shut
 from lab.proxy import Proxy as PlainProxy
 
+#: The first byte of the message.
+_NOTIFICATION = b"A"
+
 
 class Proxy(PlainProxy):
     """The server's side of a connection stays open when the client's is gone, and learns nothing.
@@ -41,8 +44,8 @@ class Proxy(PlainProxy):
         aside.rename(self.socket)
 
     def mute(self) -> None:
-        """The server carries out what it gets, and its replies do not arrive; on the present
-        connections."""
+        """The server carries out what it gets, and its replies do not arrive, but notifications
+        do; on the present connections."""
         self._muted = self._accepted
 
     def freeze(self, new_ones: bool = False) -> None:
@@ -55,7 +58,8 @@ class Proxy(PlainProxy):
             link.server.sendall(self._change(data))
 
     def on_reply(self, link: Link, data: bytes) -> None:
-        if not self._is_frozen(link) and link.number >= self._muted:
+        is_heard = link.number >= self._muted or data.startswith(_NOTIFICATION)
+        if is_heard and not self._is_frozen(link):
             link.client.sendall(data)
 
     def on_client_gone(self, link: Link) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from contextlib import nullcontext
 from threading import Event
 from threading import enumerate as enumerate_threads
 
@@ -61,6 +62,25 @@ def test_what_a_step_claimed_whose_reply_was_lost_runs_at_once_and_once(
     # session begins, which may have missed a pause.
     finished = "SELECT count(*), max(attempts), max(losses) FROM cmdbus.finished"
     assert rows(dsn, finished) == [(4, 1, 0)], "adopted, and not taken over when a lease ended"
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_stop_is_unfinished_if_a_claim_whose_reply_was_lost_cannot_be_released(
+    dsn: str, bus: CommandBus, silent: bool
+) -> None:
+    with (
+        Proxy(f"{dsn} connect_timeout=2") as proxy,
+        running(proxy.dsn, handling(), timeouts=PATIENT) as worker,
+    ):
+        eventually(lambda: seat_of(worker).parked and worker._telemetry.board.armed)
+        proxy.mute()
+        bus.send("payments", "Debit")
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 1)
+        if silent:
+            proxy.freeze(new_ones=True)
+        with nullcontext() if silent else proxy.away():
+            worker.stop(0.5)
+    assert (worker.abandoned, bus.snapshot("payments")["ready"]) == (1, 0)
 
 
 def test_a_session_that_does_not_end_holds_up_no_further_claim(dsn: str, bus: CommandBus) -> None:

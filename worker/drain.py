@@ -14,7 +14,7 @@ from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.releasing import release
 from cmdbus.worker.claims.sessions import abort_io_at, end_sessions
 from cmdbus.worker.pipeline.in_flight import ROW_LOCKED
-from cmdbus.worker.pipeline.worker_thread import WorkerThread
+from cmdbus.worker.pipeline.worker_thread import RoundTrip, WorkerThread
 from cmdbus.worker.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class Drain:
         self._deadline = deadline
         self._statements, self._telemetry = watch.setup.statements, watch.setup.telemetry
         self._threads, self._in_flight = watch.threads, watch.threads.in_flight
+        self._adoption = watch.threads.pipeline.leader.adoption
         self._housekeeping = watch.housekeeping
         self._abandoned = 0
         source = watch.setup.source
@@ -40,7 +41,8 @@ class Drain:
         )
 
     def run(self) -> int:
-        """Returns the number of commands that still ran, and were released."""
+        """Returns the number of commands that still ran, and were released, and of sessions that
+        may have left further claims."""
         self._threads.pipeline.stop_claiming()
         if self._watch.steward is not None:
             self._watch.steward.listening.request_stop()
@@ -61,12 +63,15 @@ class Drain:
             self._threads.cut_all()
             self._connection.close()
             self._threads.unsettled.log()
-        return self._abandoned
+        return self._abandoned + self._adoption.unresolved_count
 
     def _settle_all(self) -> None:
         """Housekeeping releases what was not started: if it cannot, that cuts no running command
         off, and a database that is away does not keep this thread from its heartbeat."""
         stuck = self._await_end()
+        for thread in stuck:
+            if isinstance(thread.work, RoundTrip) and thread.work.leads:
+                self._adoption.mark_in_doubt(thread.connection.session)
         self._housekeeping.stop(self._deadline)
         slot = self._telemetry.acquire_slot()
         self._settle_rest(slot)

@@ -101,7 +101,8 @@ class Worker:
         #: an Event's lock.
         self._orders: SimpleQueue[float] = SimpleQueue()
         self._ended = threading.Event()
-        #: Number of commands that were still running at the stop deadline, and were released.
+        #: Number of commands that were still running at the stop deadline, and were released, and
+        #: of sessions that may have left further claims, as the database was away.
         self.abandoned = 0
         self._runner: int | None = None
         #: For a change of the number of threads, and for their start. Reentrant: a signal

@@ -10,6 +10,8 @@ from bisect import bisect_right
 from collections.abc import Container
 from itertools import accumulate
 
+import psycopg
+
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim, ClaimKey, Connection, Fence, Session, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
@@ -38,6 +40,9 @@ class Adoption:
         self._rejected = RejectedRows(statements)
         #: Housekeeping adds to it, too.
         self.sessions_in_doubt: set[Session] = set()
+        #: Those that the server has ended with an error. It rolled their round trips back, unless
+        #: the error is a pooler's.
+        self._shut_down: set[Session] = set()
         #: Those that did not end in time, and the monotonic time at which they are asked for again.
         self._asked: set[Session] = set()
         self._ask_at = 0.0
@@ -49,10 +54,17 @@ class Adoption:
             return bool(self._asked) and time.monotonic() >= self._ask_at
         return True
 
-    def mark_in_doubt(self, session: Session | None) -> None:
+    def mark_in_doubt(self, session: Session | None, error: BaseException | None = None) -> None:
         """The session's last round trip may have claimed."""
         if session is not None:
             self.sessions_in_doubt.add(session)
+            if isinstance(error, psycopg.errors.AdminShutdown):
+                self._shut_down.add(session)
+
+    @property
+    def unresolved_count(self) -> int:
+        """The number of sessions in doubt that may have left a claim."""
+        return len(self.sessions_in_doubt - self._shut_down)
 
     def end_sessions(self, connection: Connection) -> tuple[set[Session], set[Fence]]:
         """Returns the sessions that are gone, so that they can no longer claim, and the claims
@@ -87,8 +99,9 @@ class Adoption:
     def mark_orphans_released(self, connection: ThreadConnection) -> None:
         """Marks all orphans of sessions in doubt as released."""
         if self.sessions_in_doubt:
-            _, known = self.end_sessions(connection.connection())
+            gone, known = self.end_sessions(connection.connection())
             self._in_flight.mark_released(self.orphans(connection.connection(), known))
+            self.sessions_in_doubt -= gone
 
     def orphans(self, connection: Connection, known: Container[Fence]) -> list[Claim]:
         """This worker's claims in the table that are not `known`, without payloads."""

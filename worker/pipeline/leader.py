@@ -148,7 +148,7 @@ class Leader:
             found = self._make_round_trip(thread)
         except BaseException as error:
             if thread.connection.lost() or not isinstance(error, psycopg.Error):
-                self.adoption.mark_in_doubt(thread.connection.session)
+                self.adoption.mark_in_doubt(thread.connection.session, error)
             raise
         # Adopted commands may wait for this very thread.
         waits = not (found or self._queue) and thread.end()
