@@ -86,6 +86,17 @@ class Connections:
         [row] = self.rows(connection, name, needs, **values)
         return row
 
+    def row_once(self, connection: Connection | None, name: str, /, **values: Any) -> Row:
+        """The row of a function that takes the number of its call, and whether that is repeated:
+        what its first try has done, it does not do again."""
+        call = _call(connection)
+        row = self.use(
+            connection,
+            lambda c, again: self._executor.row(c, name, **values, call=call, again=again),
+        )
+        assert row is not None, f"{name} returns exactly one row"
+        return row
+
     def records(
         self,
         kind: type[T],
@@ -109,8 +120,7 @@ class Connections:
     ) -> None:
         """Calls a function that returns where it found the command; `refusals` says why one that
         is there stays as it is."""
-        # In the caller's transaction it is not repeated, and would hold a lock for each command.
-        values["call"] = new_call() if connection is None else None
+        values["call"] = _call(connection)
         found = self.use(connection, lambda c, _: self._executor.value(c, name, **values), needs)
         domain, command_id = values["domain"], values["command_id"]
         if found is None:
@@ -251,6 +261,12 @@ class Connections:
         if error.__cause__ is not None:
             return str(error.__cause__)
         return f"all {MAX_CONNECTIONS} connections of this CommandBus were busy for {seconds:.3g} s"
+
+
+def _call(connection: Connection | None) -> int | None:
+    """None in the caller's transaction: there a call is not repeated, and would hold a lock for
+    each command."""
+    return new_call() if connection is None else None
 
 
 class _DiedError(Exception):

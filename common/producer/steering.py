@@ -224,7 +224,7 @@ class Steering:
         connection: Connection | None,
     ) -> None:
         values = {"domain": check_name("domain", domain), "given": list(settings), **remark}
-        self._connections.row(connection, "configure_domain", **values, **settings)
+        self._connections.row_once(connection, "configure_domain", **values, **settings)
 
     def _canceled(self, batch: dict[str, object], connection: Connection | None) -> Iterator[int]:
         """Counts of chunks. One that is repeated takes what its first try did not."""

@@ -228,14 +228,13 @@ class Troubleshooting:
         connection: Connection | None,
     ) -> int:
         left = float("inf") if limit is None else check_whole("limit", limit, 1)
-        [until] = self._connections.row(connection, "limit_to_oldest", **conditions, limit=limit)
+        [until] = self._connections.row(connection, "limit_to_now", until=conditions["until"])
         conditions = {**conditions, "until": until}
         total = 0
         while True:
             limits = {"count": int(min(CHUNK, left)), "bytes": CHUNK_BYTES}
             batch = {"action": action, "result": None, **limits, **conditions, **remark}
-            # Repeated, it takes those that the first try did not: only the count may miss some.
-            resolved, last = self._connections.row(connection, "resolve_batch", **batch)
+            resolved, last = self._connections.row_once(connection, "resolve_batch", **batch)
             total, left = total + int(resolved), left - resolved
             if last is None or left <= 0:
                 return total

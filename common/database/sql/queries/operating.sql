@@ -15,22 +15,9 @@ WHERE domain = %(domain)s
     AND (lease_until IS NULL OR {schema}.is_waiting(claimer, lease_until));
 
 -- name: limit_to_now
--- The time before which commands are canceled: the server's at most, read by itself, so that a call
--- that is repeated takes no later ones.
+-- The time before which commands are canceled or resolved: the server's at most, read by itself, so
+-- that a call that is repeated takes no later ones.
 SELECT least(%(until)s::timestamptz, clock_timestamp());
-
--- name: limit_to_oldest
--- The same for commands that are resolved; with a limit it is just after that number of them.
-SELECT least(%(until)s::timestamptz, clock_timestamp(), (
-    SELECT t.failed_at + interval '1 microsecond' FROM {schema}.troubleshooting t
-    WHERE %(limit)s::bigint IS NOT NULL
-        AND (%(domain)s::text IS NULL OR t.domain = %(domain)s)
-        AND (%(type)s::text IS NULL OR t.type = %(type)s)
-        AND (%(error_code)s::text IS NULL OR t.error_code = %(error_code)s)
-        AND (%(since)s::timestamptz IS NULL OR t.failed_at >= %(since)s)
-        AND (%(until)s::timestamptz IS NULL OR t.failed_at < %(until)s)
-    ORDER BY t.failed_at
-    OFFSET %(limit)s::bigint - 1 LIMIT 1));
 
 -- name: purge
 -- Removes waiting commands of a domain with every trace, up to a count from each table; for tests.

@@ -153,6 +153,8 @@ CREATE TABLE {schema}.domain (
 CREATE TABLE {schema}.domain_event (
     id bigint GENERATED ALWAYS AS IDENTITY,
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- As in event.
+    call bigint,
     domain text COLLATE "C" NOT NULL,
     kind text COLLATE "C" NOT NULL,
     operator text,

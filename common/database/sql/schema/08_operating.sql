@@ -347,11 +347,12 @@ $$;
 
 -- Resolves those that came before p_until and meet every condition that is not NULL, the oldest
 -- first, a chunk at a time: at most p_count and p_bytes of stored data, but at least one. Skips
--- locked rows. The next chunk has p_since = last; there is none if last is NULL.
+-- locked rows. The next chunk has p_since = last; there is none if last is NULL. With p_again it
+-- is the second try of its call, and resolves none if the first has resolved some.
 CREATE FUNCTION {schema}.resolve_batch(
     p_action text, p_domain text, p_type text, p_error_code text, p_since timestamptz,
     p_until timestamptz, p_count integer, p_bytes bigint, p_operator text, p_reason text,
-    p_result json,
+    p_result json, p_call bigint, p_again boolean,
     OUT resolved bigint, OUT last timestamptz
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -360,6 +361,15 @@ DECLARE
     domains text[];
     command_ids uuid[];
 BEGIN
+    -- The second try waits for the first: else it would take others than those that this locks.
+    PERFORM pg_advisory_xact_lock(p_call) WHERE p_call IS NOT NULL;
+    IF p_again THEN
+        SELECT count(*), coalesce(p_since, 'epoch') INTO resolved, last FROM {schema}.event e
+        WHERE e.call = p_call AND (p_domain IS NULL OR e.domain = p_domain);
+        IF resolved > 0 THEN
+            RETURN;
+        END IF;
+    END IF;
     WITH picked AS MATERIALIZED (
         SELECT t.domain, t.command_id, t.failed_at, pg_column_size(t.data) AS bytes
         FROM {schema}.troubleshooting t
@@ -381,17 +391,18 @@ BEGIN
         CASE WHEN count(*) < max(s.picked) OR max(s.picked) = p_count THEN max(s.failed_at) END
     INTO domains, command_ids, last FROM summed s WHERE s.bytes_before < p_bytes;
     resolved := {schema}.resolve_keys(
-        p_action, domains, command_ids, p_operator, p_reason, p_result, NULL);
+        p_action, domains, command_ids, p_operator, p_reason, p_result, p_call);
 END
 $$;
 
 -- Changes the settings of a domain that p_given names. Leaves an event if something changes or an
--- operator is named. Locks the domain's row.
+-- operator is named. Locks the domain's row. With p_again it is the second try of its call, and
+-- does nothing if the first has left an event.
 CREATE FUNCTION {schema}.configure_domain(
     p_domain text, p_given text[], p_operator text, p_reason text,
     p_accepting boolean DEFAULT NULL, p_paused boolean DEFAULT NULL,
     p_max_depth integer DEFAULT NULL, p_warn_depth integer DEFAULT NULL,
-    p_keep interval DEFAULT NULL
+    p_keep interval DEFAULT NULL, p_call bigint DEFAULT NULL, p_again boolean DEFAULT false
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -413,6 +424,11 @@ BEGIN
     INSERT INTO {schema}.domain (name) VALUES (p_domain) ON CONFLICT (name) DO NOTHING;
     SELECT {schema}.domain_settings(d, p_given) INTO before
     FROM {schema}.domain d WHERE d.name = p_domain FOR UPDATE;
+    IF p_again AND EXISTS (
+        SELECT FROM {schema}.domain_event e WHERE e.domain = p_domain AND e.call = p_call)
+    THEN
+        RETURN;
+    END IF;
     UPDATE {schema}.domain d SET
         accepting = CASE WHEN 'accepting' = ANY (p_given) THEN p_accepting ELSE d.accepting END,
         paused = coalesce(pauses, d.paused),
@@ -422,8 +438,8 @@ BEGIN
     WHERE d.name = p_domain
     RETURNING {schema}.domain_settings(d, p_given) INTO after;
     IF after::text <> before::text OR p_operator IS NOT NULL THEN
-        INSERT INTO {schema}.domain_event (domain, kind, operator, message, details)
-        VALUES (p_domain, CASE pauses WHEN true THEN 'PAUSED' WHEN false THEN 'RESUMED'
+        INSERT INTO {schema}.domain_event (call, domain, kind, operator, message, details)
+        VALUES (p_call, p_domain, CASE pauses WHEN true THEN 'PAUSED' WHEN false THEN 'RESUMED'
                     ELSE 'CONFIGURED' END,
                 p_operator, p_reason, json_build_object('before', before, 'after', after));
     END IF;
