@@ -1,6 +1,7 @@
 """Whether the database answers, while probes come: also one that has gone silent."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -62,6 +63,13 @@ def test_the_end_of_its_own_session_is_no_outage_and_without_probes_it_has_none(
             assert not probe.is_away
         eventually(lambda: sessions(dsn) == 1)
     eventually(lambda: sessions(dsn) == 0)
+
+
+def test_a_probe_is_answered_that_comes_just_as_the_pings_end(dsn: str) -> None:
+    """A minute after the one before it: then the thread found that it has none to answer."""
+    with reachability(dsn) as probe:
+        probe._probed_at = time.monotonic()
+        eventually(lambda: not probe.is_away and sessions(dsn) == 1)
 
 
 def test_without_a_thread_for_a_deadline_it_keeps_what_it_knew_and_lives_on(dsn: str) -> None:

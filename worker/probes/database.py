@@ -139,6 +139,7 @@ class Reachability(SessionThread):
         """True within 2 s after the database has stopped to answer, while probes come."""
         idle = self._is_idle()
         self._probed_at = time.monotonic()
+        self._asked.set()  # The thread may have found in between that no probes come.
         if idle:
             self.ask(_FIRST_ANSWER_SECONDS)
         return self._away or time.monotonic() > self._overdue_at
@@ -153,6 +154,7 @@ class Reachability(SessionThread):
             self._overdue_at = float("inf")
             self._answered.set()
             self._stopping.wait(_PING_SECONDS)
+        self.close()
 
     def _answers(self) -> bool:
         """Tries a new session if the old one has ended, which says nothing about the database."""
