@@ -35,9 +35,9 @@ def test_a_node_is_disarmed_after_a_second_in_which_no_thread_was_parked_and_not
 
 def test_each_time_a_thread_parks_the_second_begins_again(steward: Steward) -> None:
     number = steward.arm()
-    for now in (NOW + 0.9, NOW + 1.8, NOW + 2.7):
-        steward.step(now, parked=True)
-        steward.step(now + 0.8, parked=False)
+    for at in (NOW + 0.9, NOW + 1.8, NOW + 2.7):
+        steward.step(at, parked=True)
+        steward.step(at + 0.8, parked=False)
     assert steward.board.armed == number
 
 

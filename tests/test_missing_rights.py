@@ -98,7 +98,7 @@ def test_a_missing_right_charges_no_command_and_moves_none_to_troubleshooting(
         eventually(lambda: bus.snapshot("payments")["in_progress"] == 2)
         with revoked(dsn, right, worker_role):
             revoked_now.set()
-            eventually(lambda: "cannot be stored for now (permission denied" in caplog.text)
+            eventually(lambda: "cannot be stored yet (permission denied" in caplog.text)
             assert bus.troubleshooting.count("payments") == 0
         records = [bus.wait("payments", id_) for id_ in ids]
     assert {(r.status, r.error_code) for r in records[:5]} == {("IN_TROUBLESHOOTING_QUEUE", "GONE")}

@@ -70,8 +70,8 @@ def test_the_watchdog_hears_twice_in_its_time(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
     with manager(monkeypatch) as receiver, closing(SystemdNotifier()) as notifier:
         assert notifier.watchdog == 5.0
-        for now in (100.0, 101.0, 104.9):
-            notifier.ping(now)
+        for at in (100.0, 101.0, 104.9):
+            notifier.ping(at)
         assert heard(receiver) == ["WATCHDOG=1"]
         notifier.ping(105.0)
         assert heard(receiver) == ["WATCHDOG=1"]

@@ -244,7 +244,7 @@ def test_a_full_disk_is_waited_for(dsn: str) -> None:
         )
     found = checks(dsn)["claim"]
     assert found.finding is AWAY
-    assert found.sentence.endswith("settled here for now: no space left"), found.sentence
+    assert found.sentence.endswith("settled here at the moment: no space left"), found.sentence
     assert "disk" in found.fix
 
 

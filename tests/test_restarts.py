@@ -109,11 +109,11 @@ def test_a_whole_fleet_that_dies_at_boot_is_given_up_within_a_minute() -> None:
 def test_the_latest_exit_decides_and_of_those_at_one_time_a_late_one() -> None:
     restarts = Restarts()
     assert not restarts.latest_was_early
-    for now, early, late in ((NOW, True, False), (NOW + 1, False, True), (NOW + 2, True, True)):
+    for at, early, late in ((NOW, True, False), (NOW + 1, False, True), (NOW + 2, True, True)):
         if late:
-            restarts.exited_late(now)
+            restarts.exited_late(at)
         if early:
-            restarts.exited_early(A, now, 0.0)
+            restarts.exited_early(A, at, 0.0)
         assert restarts.latest_was_early is (early and not late)
 
 

@@ -116,7 +116,7 @@ def test_an_outcome_whose_row_is_locked_is_stored_before_the_stop_ends(
         gate.wait_for(1)
         with last_claim_locked(dsn) as locking, beside(worker.stop, 15) as stop:
             gate.open.set()
-            eventually(lambda: "cannot be stored for now" in caplog.text)
+            eventually(lambda: "cannot be stored yet" in caplog.text)
             stays(stop.is_alive, 2)
             locking.rollback()
     assert (found(bus, sent).status, worker.abandoned) == ("COMPLETED", 0)
@@ -132,7 +132,7 @@ def test_an_outcome_that_could_not_be_stored_before_the_stop_ended_is_not_forgot
         gate.wait_for(1)
         with last_claim_locked(dsn):
             gate.open.set()
-            eventually(lambda: "cannot be stored for now" in caplog.text)
+            eventually(lambda: "cannot be stored yet" in caplog.text)
             worker.stop(0.5)
     assert (found(bus, sent).attempts, worker.abandoned) == (0, 1)
     assert "could not be stored in time" in caplog.text

@@ -33,10 +33,10 @@ def try_claim(connection: Connection, dsn: str, schema: str) -> Check:
             raise  # The database is away, which says nothing about the schema.
         failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if cause_of(error) in (Cause.CONTENTION, Cause.TIMEOUT):
-            finding, what, failed = Finding.AWAY, f"{what} for now", reason(error)
+            finding, what, failed = Finding.AWAY, f"{what} at the moment", reason(error)
             fix = "find the session that has locked the schema's tables in pg_locks"
         elif lacks_storage(error):
-            finding, what, failed = Finding.AWAY, f"{what} for now", reason(error)
+            finding, what, failed = Finding.AWAY, f"{what} at the moment", reason(error)
             fix = "make room on the server's disk, or see the server's log"
     if not failed:
         return Check(_NAME, Finding.OK, "a command was sent, claimed and settled (rolled back)")

@@ -4,7 +4,7 @@ the board, so that a rescuer knows what ran.
     QUEUED       claimed, and waiting for a thread
     RUNNING      a thread executes it
     FINISHED     its outcome waits to be settled
-    ROW_LOCKED   its outcome cannot be stored for now; housekeeping tries again
+    ROW_LOCKED   its outcome cannot be stored yet; housekeeping tries again
     ROW_MISSING  its settlement found no row; housekeeping finds out why
     RELEASED     it was not started, and goes back to the queue
     GONE         settled, released or lost: in this table no longer

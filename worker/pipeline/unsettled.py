@@ -217,7 +217,7 @@ class Unsettled:
             level, what = (
                 (logging.ERROR, "can neither be stored nor moved to the troubleshooting queue")
                 if cause is Cause.ROWS
-                else (logging.WARNING, "cannot be stored for now")
+                else (logging.WARNING, "cannot be stored yet")
             )
             message = (
                 f"the outcome of {finished.claim.label} {what} ({why}): trying again every "
