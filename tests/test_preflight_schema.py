@@ -28,21 +28,51 @@ def test_more_days_of_history_than_the_server_has_locks_for_are_a_warning(dsn: s
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ("DISABLE TRIGGER ALL", "a send: "),
-        ("ENABLE REPLICA TRIGGER wake", "a send: "),
-        ("ENABLE TRIGGER ALL", "a row that is replicated or restored: "),
+        ("ALTER TABLE cmdbus.scheduled DISABLE TRIGGER ALL", "does not fire for a send: "),
+        ("ALTER TABLE cmdbus.scheduled ENABLE REPLICA TRIGGER wake", "does not fire for a send: "),
+        ("ALTER TABLE cmdbus.scheduled ENABLE TRIGGER ALL", "does not fire for a row that is"),
+        ("DROP TRIGGER wake ON cmdbus.scheduled", "is missing for a send: "),
     ],
 )
-def test_a_trigger_in_another_mode_is_a_warning_with_its_repair(
+def test_a_trigger_that_is_missing_or_in_another_mode_is_a_warning_with_its_repair(
     dsn: str, change: str, text: str
 ) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(f"ALTER TABLE cmdbus.scheduled {change}".encode())
+        connection.execute(change.encode())
         found = checks(dsn)["triggers"]
         assert found.finding is WARNING
-        assert f"the trigger wake of cmdbus.scheduled does not fire for {text}" in found.sentence
-        connection.execute((found.fix or "").encode())
+        assert f"the trigger wake of cmdbus.scheduled {text}" in found.sentence
+        connection.execute(found.fix.encode())
     assert troubles(dsn) == []
+
+
+def test_an_index_that_is_missing_is_a_warning_with_its_repair(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("DROP INDEX cmdbus.ready_command")
+        found = checks(dsn)["objects"]
+        assert found.finding is WARNING and "the index ready_command of" in found.sentence
+        connection.execute(found.fix.encode())
+    assert troubles(dsn) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ("DROP FUNCTION cmdbus.place_of", "place_of"),
+        ("DROP TABLE cmdbus.removal", "removal, removal_pkey"),
+        ("DROP SEQUENCE cmdbus.patience", "patience"),
+        ("DROP VIEW cmdbus.command", "command"),
+        ("ALTER TABLE cmdbus.identity DROP CONSTRAINT identity_pkey", "identity_pkey"),
+    ],
+)
+def test_a_schema_of_which_something_was_dropped_is_refused(
+    dsn: str, change: str, name: str
+) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(change.encode())
+    found = checks(dsn)["objects"]
+    assert found.finding is FATAL
+    assert f"schema 'cmdbus' lacks {name}, which" in found.sentence
 
 
 def test_sequences_behind_restored_rows_are_refused_with_their_repair(dsn: str) -> None:

@@ -15,6 +15,10 @@ from cmdbus.checks import check_schema
 _FOLDER = resources.files("cmdbus.database") / "sql"
 _BASELINE, _SETTINGS = "baseline", "function_settings"
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+#: The beginning of a statement, up to its first semicolon.
+_CREATE = re.compile(
+    r'^CREATE (TABLE|VIEW|SEQUENCE|INDEX|FUNCTION|TRIGGER) (?:"\w+"\.)?(\w+)[^;]*', re.MULTILINE
+)
 
 
 @cache
@@ -60,6 +64,13 @@ def render(name: str, schema: str, **more: str) -> str:
 def versions() -> list[str]:
     """Names of the texts that make the schema, in the order of their versions, from 1."""
     return [name for name in load() if name == _BASELINE or name[0].isdigit()]
+
+
+def created(schema: str) -> list[tuple[str, str, str]]:
+    """Kind and name of each relation, function and trigger that the versions create, and the
+    beginning of its statement: the whole one of an index or a trigger."""
+    texts = (render(version, schema) for version in versions())
+    return [(made[1], made[2], made[0]) for text in texts for made in _CREATE.finditer(text)]
 
 
 @cache

@@ -14,13 +14,13 @@ from cmdbus.database import schema as schemas
 from cmdbus.database import session_names as sessions
 from cmdbus.database.connect_errors import classify, is_read_only
 from cmdbus.database.statements import statement
-from cmdbus.errors import AppError, SchemaError
+from cmdbus.errors import AppError
 from cmdbus.readiness import Check, Finding
 from cmdbus.registry import Handler, HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.worker.boot import budget, effective
 from cmdbus.worker.boot.app import hint, load
-from cmdbus.worker.boot.trial import try_claim
+from cmdbus.worker.boot.schema_checks import check_schema
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.pools import HEADROOM, complete, session_settings
 from cmdbus.worker.claims.rejections import reason
@@ -33,8 +33,6 @@ _APPLICATION = "cmdbus:check"
 _POOLING_ROUNDS = 5
 #: Seconds to wait for a notification, which takes milliseconds unless a pooler swallows it.
 _NOTIFY_SECONDS = 2.0
-#: A day's table and its indexes; and looks at all days that should be possible at a time.
-_LOCKS_A_DAY, _MIN_LOOKS = 3, 10
 #: Descriptors of a process, without those of a worker's sessions and of a supervisor's children.
 _FILES = 24
 
@@ -149,13 +147,7 @@ def _check_database(
         )
         yield Check("primary", Finding.AWAY, sentence, fix)
         return
-    schema = _check_schema(connection, settings.schema, role)
-    yield schema
-    if schema.finding is Finding.OK:
-        yield try_claim(connection, settings.dsn or "", settings.schema)
-        yield from _check_history(connection, settings.schema)
-        yield from _check_triggers(connection, settings.schema)
-        yield from _check_sequences(connection, settings.schema)
+    yield from check_schema(connection, settings, role)
     max_thread = max([settings.timeouts.thread, *(handler.timeout or 0.0 for handler in handlers)])
     yield from effective.check_timeouts(session, settings.timeouts, max_thread)
     yield from effective.check_handlers(handlers, settings.timeouts)
@@ -219,63 +211,6 @@ def _session(
     return effective.Session(
         settings=found, role=role, database=database, requested=session_settings(settings.timeouts)
     )
-
-
-def _check_schema(connection: Connection, schema: str, role: str) -> Check:
-    rows = connection.execute(statement("read_missing_rights", schema)).fetchall()
-    missing = [row[0] for row in rows]
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        sentence = f"role {role!r} lacks {', '.join(missing[:3])}{more} in schema {schema!r}"
-        fix = f"run cmdbus init --worker {role} as the schema's owner"
-        if missing[0].startswith("BYPASSRLS"):
-            fix = f"ALTER ROLE {role} BYPASSRLS, or ALTER TABLE ... DISABLE ROW LEVEL SECURITY"
-        return Check("rights", Finding.FATAL, sentence, fix)
-    try:
-        schemas.check(connection, schema)
-    except SchemaError as error:
-        return Check("schema", Finding.FATAL, str(error))
-    return Check("schema", Finding.OK, f"{schema}, of this version, and {role!r} has its rights")
-
-
-def _check_history(connection: Connection, schema: str) -> Iterator[Check]:
-    """A look for a command locks each day of history."""
-    [(days, locks)] = connection.execute(statement("read_locks", schema)).fetchall()
-    looks = locks // max(1, days * _LOCKS_A_DAY)
-    if looks < _MIN_LOOKS:
-        sentence = (
-            f"history has {count_of(days, 'day')}: the server has locks for {looks} looks at all "
-            f"of them at a time (get, wait, cancel), and the next one fails"
-        )
-        fix = f"raise max_locks_per_transaction to {days * _LOCKS_A_DAY}, or keep history for less"
-        yield Check("history", Finding.WARNING, sentence, fix)
-
-
-def _check_triggers(connection: Connection, schema: str) -> Iterator[Check]:
-    """An ENABLE TRIGGER after a DISABLE TRIGGER changes their mode, too."""
-    for name, mode in connection.execute(statement("read_triggers", schema)).fetchall():
-        table = f"{schema}.{name}"
-        what = "a row that is replicated or restored" if mode == "O" else "a send"
-        sentence = (
-            f"the trigger wake of {table} does not fire for {what}: it wakes no idle worker, and "
-            f"waits for the next poll"
-        )
-        fix = f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER wake"
-        yield Check("triggers", Finding.WARNING, sentence, fix)
-
-
-def _check_sequences(connection: Connection, schema: str) -> Iterator[Check]:
-    tables = [name for (name,) in connection.execute(statement("read_sequences", schema))]
-    if tables:
-        sentence = (
-            f"sequences of schema {schema!r} are behind the ids of {', '.join(tables)}, as after "
-            f"logical replication or a restore of data alone: sends get ids that exist, and fail"
-        )
-        repairs = (
-            f"run SELECT setval('{schema}.{name}_id_seq', max(id)) FROM {schema}.{name}"
-            for name in tables
-        )
-        yield Check("sequences", Finding.FATAL, sentence, "; ".join(repairs))
 
 
 def _check_budget(connection: Connection, settings: Settings) -> Check:

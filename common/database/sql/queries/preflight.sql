@@ -49,11 +49,21 @@ SELECT count(*), current_setting('max_locks_per_transaction')::bigint
         + current_setting('max_prepared_transactions')::bigint)
 FROM pg_inherits WHERE inhparent = '{schema}.finished'::regclass::oid;
 
+-- name: read_missing_objects
+-- Those of these relations and functions that the schema does not have.
+(SELECT unnest(%(relations)s::text[])
+ EXCEPT SELECT relname::text FROM pg_class WHERE relnamespace = '{schema}'::regnamespace::oid)
+UNION ALL
+(SELECT unnest(%(functions)s::text[])
+ EXCEPT SELECT proname::text FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace::oid);
+
 -- name: read_triggers
--- Tables whose trigger is not in the mode that the schema gives it, and its mode.
-SELECT relname::text, tgenabled::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-WHERE tgname = 'wake' AND tgenabled <> 'A'
-    AND tgrelid IN ('{schema}.ready'::regclass, '{schema}.scheduled'::regclass)
+-- Tables whose trigger is not in the mode that the schema gives it, and its mode; NULL if they have
+-- none.
+SELECT relname::text, tgenabled::text
+FROM pg_class c LEFT JOIN pg_trigger t ON t.tgrelid = c.oid AND tgname = 'wake'
+WHERE c.oid IN ('{schema}.ready'::regclass, '{schema}.scheduled'::regclass)
+    AND tgenabled IS DISTINCT FROM 'A'
 ORDER BY 1;
 
 -- name: read_sequences
