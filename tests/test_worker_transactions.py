@@ -17,6 +17,7 @@ from handlers import (
     found,
     handling,
     leave_effect,
+    run,
     running,
 )
 from proxy import Proxy
@@ -291,6 +292,23 @@ def test_a_full_disk_that_a_settlement_meets_charges_no_command(
         record = bus.wait("payments", id_)
     assert (record.status, record.attempts) == ("COMPLETED", 1)
     assert effects(dsn) == 1
+
+
+def test_a_session_that_ends_at_the_rollback_counts_no_loss(dsn: str, bus: CommandBus) -> None:
+    """The attempt is charged with the error that the handler has met before."""
+
+    def deadlock(command: Command, context: Context) -> None:
+        leave_effect(command, context)
+        try:
+            context.connection.execute("DO $$ BEGIN RAISE deadlock_detected; END $$")
+        finally:
+            end = "SELECT pg_terminate_backend(%s, 5000)"
+            assert rows(dsn, end, context.connection.info.backend_pid) == [(True,)]
+
+    [record] = run(dsn, bus, deadlock)
+    assert (record.error_code, record.attempts) == ("DeadlockDetected", 1)
+    assert rows(dsn, "SELECT losses FROM cmdbus.troubleshooting") == [(0,)]
+    assert effects(dsn) == 0
 
 
 def test_a_session_that_dies_after_a_full_disk_was_met_counts_no_loss(

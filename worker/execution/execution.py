@@ -307,10 +307,16 @@ def _session_error(error: BaseException) -> psycopg.Error | None:
     is the handler's own decision about its command."""
     chained: BaseException | None = None if isinstance(error, CommandError) else error
     for _ in range(_MAX_CHAIN):
-        if chained is None or isinstance(chained, _SESSION_ERRORS):
+        if chained is None or (isinstance(chained, _SESSION_ERRORS) and _ends_session(chained)):
             return chained
         chained = chained.__cause__ or chained.__context__
     return None
+
+
+def _ends_session(error: psycopg.Error) -> bool:
+    """A session survives a deadlock, for example: if it has ended nevertheless, that was at the
+    rollback, and not the handler's error."""
+    return error.sqlstate is None or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
 
 
 def _is_of_driver(error: BaseException) -> bool:
