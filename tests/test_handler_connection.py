@@ -247,6 +247,54 @@ class Marked(psycopg.Connection[Any]):
         return f"mark of {self.info.dbname}"
 
 
+class Traced:
+    """A connection as tracing libraries wrap it: it takes the wrapped one's class and state for
+    its own."""
+
+    __slots__ = ("__weakref__", "_wrapped")
+
+    def __init__(self, wrapped: psycopg.Connection[Any]) -> None:
+        object.__setattr__(self, "_wrapped", wrapped)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[psycopg.Connection[Any]]:  # type: ignore[override]
+        return type(self._wrapped)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._wrapped, name, value)
+
+    def __enter__(self) -> "Traced":
+        self._wrapped.__enter__()
+        return self
+
+    def __exit__(self, *exit_arguments: Any) -> None:
+        self._wrapped.__exit__(*exit_arguments)
+
+
+class Tracing(psycopg.Connection[Any]):
+    @classmethod
+    def connect(cls, *arguments: Any, **keywords: Any) -> Any:
+        return Traced(super().connect(*arguments, **keywords))
+
+
+def pool_of(dsn: str, connection_class: type[psycopg.Connection[Any]]) -> ConnectionPool[Any]:
+    options = " ".join(
+        f"-c {name}={value}".replace("read ", "read\\ ")
+        for name, value in session_settings(Timeouts()).items()
+    )
+    return ConnectionPool[Any](
+        dsn,
+        connection_class=connection_class,
+        kwargs={"autocommit": True, "options": options},
+        min_size=1,
+        max_size=3,
+        open=True,
+    )
+
+
 def test_a_pools_own_class_of_connections_is_the_handlers_too(dsn: str, bus: CommandBus) -> None:
     kept: list[Any] = []
 
@@ -256,22 +304,21 @@ def test_a_pools_own_class_of_connections_is_the_handlers_too(dsn: str, bus: Com
         assert isinstance(context.connection, Marked)
         return context.connection.mark()
 
-    options = " ".join(
-        f"-c {name}={value}".replace("read ", "read\\ ")
-        for name, value in session_settings(Timeouts()).items()
-    )
-    with (
-        ConnectionPool[Any](
-            dsn,
-            connection_class=Marked,
-            kwargs={"autocommit": True, "options": options},
-            min_size=1,
-            max_size=3,
-            open=True,
-        ) as pool,
-    ):
+    with pool_of(dsn, Marked) as pool:
         [record] = run(pool, bus, debit)
         assert str(record.result).startswith("mark of cmdbus_test")
         with pytest.raises(InvalidOperationError, match="after the handler returned"):
             kept[0].execute(INSERT)
+    assert effects(dsn) == 1
+
+
+def test_a_handler_writes_through_a_session_that_a_tracing_library_wraps(
+    dsn: str, bus: CommandBus
+) -> None:
+    def debit(command: Command, context: Context) -> None:
+        leave_effect(command, context)
+
+    with pool_of(dsn, Tracing) as pool:
+        [record] = run(pool, bus, debit)
+    assert record.status == "COMPLETED"
     assert effects(dsn) == 1

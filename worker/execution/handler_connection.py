@@ -173,9 +173,10 @@ def handler_connection(
     connection: Connection, noticed: Callable[[Diagnostic], None]
 ) -> HandlerConnection:
     """Makes an object for the session of `connection`, which nothing else uses until `retire`.
-    `noticed` is called with each notice of the server."""
+    `noticed` is called with each notice of the server. A tracing library may have wrapped
+    `connection`: its `__class__`, unlike its type, is that of the wrapped one."""
     pgconn, prepared = connection.pgconn, connection._prepared
-    made = HandlerConnection.__new__(_class_for(type(connection)))
+    made = HandlerConnection.__new__(_class_for(connection.__class__))
     vars(made).update(
         vars(connection),
         lock=Lock(),
