@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 from handlers import claim, connect
+from queries import scalar
 
 from cmdbus import CommandBus, InvalidOperationError
 from cmdbus.worker.claims.claim import Claim, ClaimRef
@@ -227,6 +228,28 @@ def test_a_shorter_wait_neither_ends_nor_prolongs_the_longer_one_that_it_interru
     assert other.claim() == []
     pass_time(other.session, 0.2 * LEASE)
     assert [claim.command_id for claim in other.claim()] == [patient[1].command_id]
+
+
+@pytest.mark.parametrize("pause", [0.1, 0.4, 0.9])
+def test_waits_for_renewals_end_however_often_those_of_shorter_leases_interrupt_them(
+    nodes: tuple[Node, Node, Claim], pause: float
+) -> None:
+    """Times in short leases. All nodes are dead, or have nothing to renew."""
+    session = nodes[1].session
+    lengths, ends, now = [1, 4, 15, 60], dict[int, float](), 0.0
+    pass_time(session, 61 * LEASE)
+    while now < 150:
+        for length in lengths:
+            begin = "SELECT cmdbus.begin_wait_for_renewals(make_interval(secs => %s))"
+            # Of the longer ones, a worker claims what a dead node held, and no wait begins again.
+            if ends.keys() >= {*lengths[lengths.index(length) :]}:
+                continue
+            if not scalar(session, begin, length * LEASE):
+                ends.setdefault(length, now)
+        now += pause
+        pass_time(session, pause * LEASE)
+    assert ends.keys() == {*lengths}
+    assert max(ends.values()) <= sum(lengths) * 1.5, ends
 
 
 def test_what_a_dead_node_of_short_leases_held_waits_for_no_renewal_of_long_ones(

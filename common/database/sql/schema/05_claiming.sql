@@ -67,8 +67,9 @@ END
 $$;
 
 -- Begins a wait for renewals if there is a reason; returns whether one lasts, in which ended
--- leases of this length stay claimed. Writes no table: in a long transaction that would keep the
--- nodes from renewing.
+-- leases of this length stay claimed. If it interrupts two longer waits, the longest goes on as it
+-- is, and this one takes the other's length: so none is prolonged once the longest is forgotten.
+-- Writes no table: in a long transaction that would keep the nodes from renewing.
 CREATE FUNCTION {schema}.begin_wait_for_renewals(p_lease interval) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -76,15 +77,23 @@ DECLARE
     ends timestamptz := {schema}.renewals_awaited_until(p_lease);
     present timestamptz := clock_timestamp();
     length interval := coalesce(p_lease, (SELECT max(n.lease) FROM {schema}.node n));
+    longer record;
+    joined interval;
 BEGIN
     IF ends = 'infinity' THEN
-        PERFORM setval('{schema}.longer_patience', {schema}.wait_value(l.begun_at, l.lease))
-        FROM (SELECT max(w.begun_at) AS begun_at, max(w.lease) AS lease
-              FROM {schema}.waits_for_renewals() w
-              WHERE w.lease > length AND w.begun_at <= present
-                  AND w.begun_at + w.lease / 2 > present - greatest(w.lease, '10 s')) l
-        WHERE l.lease IS NOT NULL;
-        PERFORM setval('{schema}.patience', {schema}.wait_value(present, length));
+        SELECT w.begun_at, w.lease INTO longer FROM {schema}.waits_for_renewals() w
+        WHERE w.lease > length AND w.begun_at <= present
+            AND w.begun_at + w.lease / 2 > present - greatest(w.lease, '10 s')
+        ORDER BY w.lease DESC, w.begun_at DESC LIMIT 1;
+        SELECT min(w.lease) INTO joined FROM {schema}.waits_for_renewals() w
+        WHERE w.lease > length AND w.lease < longer.lease AND w.begun_at <= present
+            AND w.begun_at + w.lease / 2 > present;
+        IF longer.lease IS NOT NULL THEN
+            PERFORM setval('{schema}.longer_patience',
+                {schema}.wait_value(longer.begun_at, longer.lease));
+        END IF;
+        PERFORM setval('{schema}.patience',
+            {schema}.wait_value(present, coalesce(joined, length)));
     END IF;
     RETURN ends IS NOT NULL;
 END
