@@ -60,7 +60,7 @@ _EXITS_SECONDS = 5.0
 _ENDS = {
     Exit.DONE: "all drained",
     Exit.CRASH_LOOP: "a crash loop",
-    Exit.UNFINISHED: "commands are left without an outcome, and will run again",
+    Exit.UNFINISHED: "commands may be left without an outcome: those run again",
 }
 
 
@@ -160,21 +160,13 @@ class Supervisor:
             exits = [child.descriptor for child in self._fleet.children if not child.held]
             wait([self._signals.descriptor, *exits], _ROUND_SECONDS)
         self._show(SupervisorState.STOPPED, time.monotonic())
-        self._code, end = self._end(fleet.unrescued)
-        logger.info("the supervisor %s has stopped: %s", self._settings.name, end)
-        return self._code
-
-    def _end(self, unrescued: int) -> tuple[Exit, str]:
-        """The exit code, and its text; `unrescued` is the number of dead processes with claims."""
-        if unrescued:
+        if fleet.unrescued:
             text = "what %s had claimed is not released: the next supervisor of this name does that"
-            logger.warning(text, count_of(unrescued, "dead process", "es"))
-        code = self._code
-        if code is Exit.DONE and self._fleet.unfinished:
-            code = Exit.UNFINISHED
-        if code is Exit.DONE and unrescued:
-            return Exit.UNFINISHED, "claims of dead processes are left"
-        return code, _ENDS[code]
+            logger.warning(text, count_of(fleet.unrescued, "dead process", "es"))
+        if self._code is Exit.DONE and (self._fleet.unfinished or fleet.unrescued):
+            self._code = Exit.UNFINISHED
+        logger.info("the supervisor %s has stopped: %s", self._settings.name, _ENDS[self._code])
+        return self._code
 
     def _handle_signals(self, now: float) -> None:
         for number in self._signals.read():

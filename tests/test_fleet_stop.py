@@ -43,7 +43,7 @@ def test_what_does_not_end_in_time_runs_again_uncharged(
     if further:
         eventually(lambda: order_again(fleet, *further))
     assert fleet.wait(within=10) == 5
-    assert fleet.logged("has stopped: commands are left without an outcome, and will run again")
+    assert fleet.logged("has stopped: commands may be left without an outcome: those run again")
     assert fleet.living() == []
     assert fleet.outcomes(ids) == {("PENDING", 0): 12}, "handed back before the steward left"
     assert fleet.effects(ids) == {0: 12}
