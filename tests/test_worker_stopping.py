@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -29,6 +30,7 @@ from handlers import (
 from queries import end_sessions, rows
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest, Timeouts
+from cmdbus.worker import Worker
 from cmdbus.worker.pipeline import local_queue as backlog
 
 
@@ -106,19 +108,31 @@ def test_a_stopping_worker_waits_for_a_locked_claim_that_it_must_release(
 IMPATIENT = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=20, watchdog=30)
 
 
-def test_an_outcome_whose_row_is_locked_is_stored_before_the_stop_ends(
+@contextmanager
+def outcome_locked_out(
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Else its command would run once more."""
+) -> Iterator[tuple[Worker, UUID, psycopg.Connection]]:
+    """A worker with a command whose row another session has locked since before it ended."""
     gate = Gate()
     with running(dsn, handling(gate), concurrency=1, timeouts=IMPATIENT) as worker:
         sent = bus.send("payments", "Debit")
         gate.wait_for(1)
-        with last_claim_locked(dsn) as locking, beside(worker.stop, 15) as stop:
+        with last_claim_locked(dsn) as locking:
             gate.open.set()
             eventually(lambda: "cannot be stored yet" in caplog.text)
-            stays(stop.is_alive, 2)
-            locking.rollback()
+            yield worker, sent, locking
+
+
+def test_an_outcome_whose_row_is_locked_is_stored_before_the_stop_ends(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else its command would run once more."""
+    with (
+        outcome_locked_out(dsn, bus, caplog) as (worker, sent, locking),
+        beside(worker.stop, 15) as stop,
+    ):
+        stays(stop.is_alive, 2)
+        locking.rollback()
     assert (found(bus, sent).status, worker.abandoned) == ("COMPLETED", 0)
 
 
@@ -126,14 +140,8 @@ def test_an_outcome_that_could_not_be_stored_before_the_stop_ended_is_not_forgot
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In a fleet the steward then releases its command."""
-    gate = Gate()
-    with running(dsn, handling(gate), concurrency=1, timeouts=IMPATIENT) as worker:
-        sent = bus.send("payments", "Debit")
-        gate.wait_for(1)
-        with last_claim_locked(dsn):
-            gate.open.set()
-            eventually(lambda: "cannot be stored yet" in caplog.text)
-            worker.stop(0.5)
+    with outcome_locked_out(dsn, bus, caplog) as (worker, sent, _):
+        worker.stop(0.5)
     assert (found(bus, sent).attempts, worker.abandoned) == (0, 1)
     assert "could not be stored in time" in caplog.text
 
