@@ -47,6 +47,22 @@ def test_a_sender_that_inserted_before_the_arming_and_commits_after_it_is_waited
     assert steward.claimable == (1 if delay is None else 0)
 
 
+def test_a_leader_that_calls_the_steward_brings_no_check_of_the_senders_forward(
+    steward: Steward, bus: CommandBus, sender: psycopg.Connection
+) -> None:
+    """It was woken by the check before, has found nothing and is parked again: a sender that stays
+    in its transaction would keep an idle node busy."""
+    bus.send("payments", "Debit", connection=sender)
+    pauses = [steward.step() for _ in range(8)]
+    steward.bytes()
+    for _ in range(3):
+        assert steward.step(early=True) == pytest.approx(pauses[-1])
+    assert steward.bytes() == 0
+    sender.commit()
+    steward.step()
+    assert steward.board.armed == 1 and steward.bytes() == 1
+
+
 def test_a_sender_that_rolls_back_is_waited_for_no_longer(
     steward: Steward, bus: CommandBus, sender: psycopg.Connection
 ) -> None:

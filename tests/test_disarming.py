@@ -84,6 +84,22 @@ def test_what_was_being_scheduled_when_the_next_look_was_put_off_is_looked_for(
     assert len(steward.rereads) == 2, "earlier than was known, no sender is missed"
 
 
+def test_what_one_sender_has_scheduled_is_looked_for_while_another_stays_in_its_transaction(
+    steward: Steward, bus: CommandBus, sender: psycopg.Connection, dsn: str
+) -> None:
+    steward.step(reads_at=NOW + 5)
+    with psycopg.connect(dsn) as other:
+        bus.send("payments", "Debit", connection=other)
+        bus.send("payments", "Debit", delay=7, connection=sender)
+        steward.step(reads_at=NOW + 65)
+        looks = len(steward.rereads)
+        sender.commit()
+        steward.step(reads_at=NOW + 65)
+        assert len(steward.rereads) == looks + 1
+        steward.step(reads_at=NOW + 65)
+        assert len(steward.rereads) == looks + 1
+
+
 # Leader and steward, over the board.
 
 

@@ -11,8 +11,8 @@ the flag is taken down, and then it is read again whether a leader is parked.
 
 The time at which this node reads its timers is published the same way, also while no worker
 waits: a sender that schedules something for earlier notifies. When that time is put off, the
-senders that are writing have compared theirs with the earlier one, or have found none; after
-they have ended the timers are read once more.
+senders that are writing have compared theirs with the earlier one, or have found none; when
+some of them have ended the timers are read once more.
 """
 
 from collections.abc import Callable, Sequence
@@ -75,7 +75,7 @@ class Arming:
         listening session, 0 is none; `reads_at` is when this node reads its timers. Times are
         monotonic."""
         wait = self._move(connection, parked, session, reads_at, now)
-        return min(wait, self._check_put_off(connection))
+        return min(wait, self._check_put_off(connection, now))
 
     def _move(
         self, connection: Connection, parked: bool, session: int, reads_at: float, now: float
@@ -89,7 +89,7 @@ class Arming:
         if session != self._session or reads_at != self._published:
             self._raise(connection, session, reads_at, now)
         if self._barrier.is_up:
-            return self._complete(connection)
+            return self._complete(connection, now)
         return _CHECK_SECONDS
 
     @property
@@ -114,9 +114,13 @@ class Arming:
             self._wake.put()
         self._session = session
 
-    def _complete(self, connection: Connection) -> float:
-        """Arms once the writers have ended; wakes a worker in any case."""
-        pause = self._barrier.check(connection)
+    def _complete(self, connection: Connection, now: float) -> float:
+        """Arms once the writers have ended; each check wakes a worker. The leader of that worker
+        soon parks again and calls the steward, which is no reason for the next check."""
+        early = self._barrier.seconds_to_check(now)
+        if early:
+            return early
+        pause = self._barrier.check(connection, now)
         if not self._barrier.is_up:
             self._number += 1
             self._board.armed = self._number
@@ -157,10 +161,14 @@ class Arming:
         self._published = reads_at
         return bool(fresh)
 
-    def _check_put_off(self, connection: Connection) -> float:
+    def _check_put_off(self, connection: Connection, now: float) -> float:
         if not self._put_off.is_up:
             return float("inf")
-        pause = self._put_off.check(connection)
-        if not self._put_off.is_up:
+        early = self._put_off.seconds_to_check(now)
+        if early:
+            return early
+        before = self._put_off.count
+        pause = self._put_off.check(connection, now)
+        if self._put_off.count < before or not self._put_off.is_up:
             self._reread_timers()
         return pause
