@@ -134,8 +134,8 @@ def _check_process(
 
 
 def _is_hung(process: ProcessView, settings: Settings, now: float) -> bool:
-    """A process that stops sends heartbeats only as long as its threads run commands: then it may
-    wait for the database until its stop deadline."""
+    """A process that stops sends heartbeats only as long as its threads run commands: after
+    that it may wait for the database until its stop deadline."""
     drains = process.role is not Role.STEWARD and process.latest_due is not None
     if process.due is None or not (process.stop_by is None or drains):
         return False

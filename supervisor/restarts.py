@@ -55,7 +55,7 @@ class Restarts:
         return self._pause(post, now, rand, is_first_free=True)
 
     def ran(self, post: Post) -> None:
-        """A quarantine process found a suspect: its row has ended."""
+        """A quarantine process found a suspect, which ends its post's row of pauses."""
         self._rows.pop(post, None)
 
     def too_many(self, wanted: int, now: float) -> bool:

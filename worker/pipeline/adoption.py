@@ -70,6 +70,7 @@ class Adoption:
         """Returns the sessions that are gone, so that they can no longer claim, and the claims
         that were in flight then."""
         sessions = set(self.sessions_in_doubt)
+        self._shut_down &= sessions
         within = 0.0 if sessions <= self._asked else _GONE_WITHIN
         gone = end_sessions(self._statements, connection, sessions, within=within)
         self._asked = set() if gone else sessions
