@@ -17,8 +17,6 @@ from cmdbus.worker.waiting.arming import Arming
 
 NOW = 1_000.0
 READS_AT = NOW + 60
-#: Above the pauses between checks of the senders, in seconds.
-_NO_SUCH_PAUSE = 0.2
 
 
 @dataclass
@@ -34,18 +32,16 @@ class Steward:
     #: One for each that was asked for.
     rereads: list[int]
     defaults: dict[str, Any] = field(default_factory=lambda: {"parked": True, "session": 1})
-    #: Seconds of pauses between checks of the senders: of all before the latest step, and after it.
-    waited: float = 0.0
-    pause: float = 0.0
+    #: Of the next step: that at which the one before wanted it, unless a step names its own.
+    now: float = NOW
 
-    def step(self, now: float = NOW, *, early: bool = False, **state: Any) -> float:
-        """After the pause that the step before has asked for, unless it is `early`."""
-        if not early:
-            self.waited += self.pause
+    def step(self, now: float | None = None, **state: Any) -> float:
         state = {"reads_at": READS_AT, **self.defaults, **state}
-        wait = self.arming.update(self.connection, now=now + self.waited, **state)
-        self.pause = wait if wait < _NO_SUCH_PAUSE else 0.0
-        return wait
+        self.now = self.now if now is None else now
+        pause = self.arming.update(self.connection, now=self.now, **state)
+        if pause < float("inf"):
+            self.now += pause
+        return pause
 
     def bytes(self) -> int:
         """Since this was last asked."""

@@ -5,14 +5,14 @@
      └────── no leader was parked for a second, or no session listens ───────────────────┘
 
 A sender that read the flag before it was up notifies no node: during the barrier workers are
-woken again and again, and once more when those senders have ended. Every completed arming puts
+woken at each check, and once more when those senders have ended. Every completed arming puts
 one byte into the pipe. Leaders trust the number of the arming on the board: it is cleared before
 the flag is taken down, and then it is read again whether a leader is parked.
 
 The time at which this node reads its timers is published the same way, also while no worker
 waits: a sender that schedules something for earlier notifies. When that time is put off, the
-senders that are writing have compared theirs with the earlier one, or have found none; when
-some of them have ended the timers are read once more.
+senders that are writing have compared theirs with the earlier one, or have found none; whenever
+some of them have ended, the timers are read once more.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ class Arming:
         self._parked_at = 0.0
         #: The published time at which this node reads its timers anyway.
         self._published = 0.0
-        #: Up from the delay of that time until the timers are read once more.
+        #: Up from the delay of that time until its writers have ended.
         self._put_off = WritersBarrier(statements)
 
     def update(
@@ -110,23 +110,21 @@ class Arming:
         if fresh or session != before:
             failpoint(ARMED)
             self._board.armed = 0
-            self._barrier.raise_(connection)
+            self._barrier.raise_(connection, now)
             self._wake.put()
         self._session = session
 
     def _complete(self, connection: Connection, now: float) -> float:
-        """Arms once the writers have ended; each check wakes a worker. The leader of that worker
-        soon parks again and calls the steward, which is no reason for the next check."""
-        early = self._barrier.seconds_to_check(now)
-        if early:
-            return early
-        pause = self._barrier.check(connection, now)
-        if not self._barrier.is_up:
-            self._number += 1
-            self._board.armed = self._number
-            pause = _CHECK_SECONDS
+        """Arms once the writers have ended; each check wakes a worker."""
+        if pause := self._barrier.seconds_to_check(now):
+            return pause  # A leader that parks calls more often.
+        self._barrier.check(connection, now)
         self._wake.put()
-        return pause
+        if self._barrier.is_up:
+            return self._barrier.seconds_to_check(now)
+        self._number += 1
+        self._board.armed = self._number
+        return _CHECK_SECONDS
 
     def _lower(
         self, connection: Connection, reads_at: float, now: float, *, listening: bool
@@ -157,18 +155,16 @@ class Arming:
             lasts=reads_in + _SPARE_SECONDS,
         )
         if reads_at > self._published:
-            self._put_off.raise_(connection)
+            self._put_off.raise_(connection, now)
         self._published = reads_at
         return bool(fresh)
 
     def _check_put_off(self, connection: Connection, now: float) -> float:
         if not self._put_off.is_up:
             return float("inf")
-        early = self._put_off.seconds_to_check(now)
-        if early:
-            return early
-        before = self._put_off.count
-        pause = self._put_off.check(connection, now)
-        if self._put_off.count < before or not self._put_off.is_up:
+        if pause := self._put_off.seconds_to_check(now):
+            return pause
+        if self._put_off.check(connection, now):
             self._reread_timers()
-        return pause
+            return 0.0
+        return self._put_off.seconds_to_check(now)
