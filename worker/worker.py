@@ -101,8 +101,7 @@ class Worker:
         #: an Event's lock.
         self._orders: SimpleQueue[float] = SimpleQueue()
         self._ended = threading.Event()
-        #: Number of commands that were still running at the stop deadline, and were released, and
-        #: of sessions that may have left further claims, as the database was away.
+        #: Commands released while they ran, and sessions that may have left claims: see Drain.
         self.abandoned = 0
         self._runner: int | None = None
         #: For a change of the number of threads, and for their start. Reentrant: a signal

@@ -131,21 +131,9 @@ def _check_database(
     yield pooling
     if pooling.finding is Finding.FATAL:
         return
-    if standby:
-        sentence = "the server is a standby: nothing can be written there"
-        fix = "name the primary, or several hosts with target_session_attrs=read-write"
-        yield Check("primary", Finding.FATAL, sentence, fix)
-        return
     session = _session(connection, settings, role, database)
-    if session.is_server_read_only:
-        sentence = (
-            "the server accepts no writes: default_transaction_read_only is on in its "
-            "configuration, where a provider sets it while the disk is full"
-        )
-        fix = (
-            "make room on the server's disk; then ALTER SYSTEM RESET default_transaction_read_only"
-        )
-        yield Check("primary", Finding.AWAY, sentence, fix)
+    if refusal := _refusal_of_writes(session, standby):
+        yield refusal
         return
     yield from check_schema(connection, settings, role)
     max_thread = max([settings.timeouts.thread, *(handler.timeout or 0.0 for handler in handlers)])
@@ -200,6 +188,21 @@ def _check_pooling(connection: Connection, other: Connection) -> Check:
     )
     fix = "use session mode (pool_mode = session), or connect to the server itself"
     return Check("pooling", Finding.FATAL, sentence, fix)
+
+
+def _refusal_of_writes(session: effective.Session, standby: bool) -> Check | None:
+    if standby:
+        sentence = "the server is a standby: nothing can be written there"
+        fix = "name the primary, or several hosts with target_session_attrs=read-write"
+        return Check("primary", Finding.FATAL, sentence, fix)
+    if not session.is_server_read_only:
+        return None
+    sentence = (
+        "the server accepts no writes: default_transaction_read_only is on in its configuration, "
+        "where a provider sets it while the disk is full"
+    )
+    fix = "make room on the server's disk; then ALTER SYSTEM RESET default_transaction_read_only"
+    return Check("primary", Finding.AWAY, sentence, fix)
 
 
 def _session(
