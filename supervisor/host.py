@@ -164,8 +164,15 @@ def _locked(
                 f"{path} cannot be opened: {error.strerror}; "
                 f"remove it, or choose another --runtime-dir"
             ) from error
-        if _lock(descriptor, lock):
-            return descriptor
+        try:
+            if _lock(descriptor, lock):
+                return descriptor
+        except OSError as error:
+            os.close(descriptor)
+            raise BoardError(
+                f"{path} cannot be locked: {error.strerror}; "
+                f"choose a --runtime-dir on another file system"
+            ) from error
         # One that can be shared is held by `check_free` alone, and only for a moment.
         is_held = not _lock(descriptor, fcntl.LOCK_SH)
         os.close(descriptor)

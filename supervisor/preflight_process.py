@@ -1,6 +1,7 @@
 """The preflight, in a child: it imports the database driver and the application, which must never
 be in the supervising process. The child writes each check as a line of JSON into a pipe."""
 
+import errno
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from cmdbus.timeouts import BOOT_SECONDS
 _ALARM_SECONDS = 1.0
 #: Follows the last check: a process that the application has started may keep the pipe open.
 _END = b"end"
+_NEEDS_PIDFD = "use Linux 5.4 or later, and a seccomp profile that permits pidfd_open"
 
 
 def run_preflight(
@@ -36,8 +38,10 @@ def run_preflight(
     try:
         preflight = PreflightProcess(settings, timeout, close=close)
     except OSError as error:
-        # Too many processes or descriptors; for how long is not known.
         reason = f"cannot start a process ({error.strerror})"
+        if error.errno in (errno.ENOSYS, errno.EPERM):
+            return [Check("preflight", Finding.FATAL, reason, _NEEDS_PIDFD)]
+        # Too many processes or descriptors; for how long is not known.
         return [Check("preflight", Finding.AWAY, reason)]
     with closing(preflight):
         while (checks := preflight.checks()) is None:

@@ -5,9 +5,12 @@ import re
 import signal
 import threading
 from contextlib import closing, suppress
+from errno import ENOLCK
 from pathlib import Path
 
 import pytest
+from forbidden_calls import FLOCK, forbid
+from forks import result_of_child
 
 from cmdbus.board.board import Board
 from cmdbus.board.records import SupervisorState
@@ -47,6 +50,23 @@ def test_a_second_supervisor_is_refused_with_the_pid_of_the_first(path: Path) ->
         assert path.read_text() == f"{os.getpid()}\n"
     with closing(Pidfile(path, "shop")):
         pass
+
+
+def test_a_directory_in_which_no_file_can_be_locked_is_refused(path: Path) -> None:
+    """As NFS does without its lock server."""
+
+    def refusal() -> str:
+        forbid(FLOCK, ENOLCK)
+        try:
+            Pidfile(path, "shop")
+        except BoardError as error:
+            return str(error)
+        return "locked"
+
+    assert result_of_child(refusal) == (
+        f"{path} cannot be locked: No locks available; choose a --runtime-dir on another file "
+        f"system"
+    )
 
 
 def test_garbage_in_a_locked_one_is_not_shown(path: Path) -> None:

@@ -1,16 +1,20 @@
 """The check of the application and its database by a child of the supervisor, and by commands."""
 
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
 import time
 from contextlib import closing
+from errno import ENOSYS, EPERM
 from pathlib import Path
 
 import pytest
 from cli import cmdbus, supervise
+from forbidden_calls import PIDFD_OPEN, forbid
+from forks import result_of_child
 from guarded import SECRET
 
 from cmdbus.readiness import Check, Finding, worst
@@ -115,6 +119,19 @@ def test_a_lack_of_descriptors_is_waited_for(
     assert found.finding is AWAY
     assert found.sentence == "the checks cannot go on (Too many open files)"
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("error", [ENOSYS, EPERM])
+def test_a_system_on_which_no_process_can_be_watched_is_refused(app: Path, error: int) -> None:
+    def check() -> str:
+        forbid(PIDFD_OPEN, error)
+        [check] = run_preflight(Settings(app="shop_checked:registry"))
+        return f"{check.finding}: {check.sentence}; {check.fix}"
+
+    assert result_of_child(check) == (
+        f"fatal: cannot start a process ({os.strerror(error)}); "
+        f"use Linux 5.4 or later, and a seccomp profile that permits pidfd_open"
+    )
 
 
 def test_a_database_that_hangs_is_waited_for(app: Path) -> None:
