@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 import pytest
-from cli import cmdbus, here
+from cli import CALL, cmdbus, here
 from click.testing import CliRunner
 from roles import role
 
@@ -79,6 +79,17 @@ def test_an_output_that_cannot_be_written_gets_one_sentence(tmp_path: Path) -> N
         result = cmdbus("ps", "--watch", "--json", "--runtime-dir", str(tmp_path), stdout=full)
     assert result.stderr == "Error: the output cannot be written: No space left on device\n"
     assert result.returncode == 1
+
+
+def test_an_input_that_is_closed_is_empty() -> None:
+    closing = ("/bin/sh", "-c", 'exec "$@" <&-', "sh")
+    result = subprocess.run(
+        [*closing, sys.executable, "-c", CALL, "send", "payments", "Debit", "-"],
+        capture_output=True,
+        text=True,
+        timeout=25,
+    )
+    assert result.returncode == 2 and "it is not JSON" in result.stderr, result.stderr
 
 
 def test_mistakes_get_one_sentence_without_the_password(tmp_path: Path) -> None:

@@ -221,6 +221,8 @@ class RedactingCommand(click.Command):
     """Hides a DSN that was typed in the wrong place, and names the source of a wrong value."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        if sys.stdin is None:  # It was closed before the start.
+            sys.stdin = Path(os.devnull).open()  # noqa: SIM115
         try:
             return super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.ClickException as error:
