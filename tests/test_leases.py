@@ -6,6 +6,7 @@ here, and no test waits.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psycopg
@@ -164,16 +165,22 @@ def test_a_lease_ends_on_time_while_another_node_can_renew(
     assert (again.command_id, again.losses) == (claim.command_id, 1)
 
 
-@pytest.fixture
-def patient(nodes: tuple[Node, Node, Claim], dsn: str) -> Iterator[tuple[Node, Claim]]:
-    """A node of long leases, with a claim that it has renewed."""
+@contextmanager
+def holder(dsn: str, lease: float) -> Iterator[tuple[Node, Claim]]:
+    """A node of such leases, with a claim that it has renewed."""
     with CommandBus(dsn) as bus, connect(dsn) as session:
-        node = Node(ClaimStatements("cmdbus", 60 * LEASE), session)
+        node = Node(ClaimStatements("cmdbus", lease), session)
         node.statements.register(session, "tester")
         bus.send("payments", "Debit")
         [held] = node.claim()
         assert node.renew(held) == []
         yield node, held
+
+
+@pytest.fixture
+def patient(nodes: tuple[Node, Node, Claim], dsn: str) -> Iterator[tuple[Node, Claim]]:
+    with holder(dsn, 60 * LEASE) as made:
+        yield made
 
 
 def test_a_wait_for_renewals_is_no_longer_for_a_claimer_than_its_lease_asks_for(
@@ -228,6 +235,24 @@ def test_a_shorter_wait_neither_ends_nor_prolongs_the_longer_one_that_it_interru
     assert other.claim() == []
     pass_time(other.session, 0.2 * LEASE)
     assert [claim.command_id for claim in other.claim()] == [patient[1].command_id]
+
+
+def test_a_wait_that_interrupts_two_longer_ones_ends_neither(
+    nodes: tuple[Node, Node, Claim], patient: tuple[Node, Claim], dsn: str
+) -> None:
+    owner, other, short = nodes
+    with holder(dsn, 15 * LEASE) as (_, middle):
+        pass_time(other.session, 61 * LEASE)
+        assert owner.renew(short) == []
+        for seconds in (0, 23 * LEASE):
+            pass_time(other.session, seconds)
+            assert other.claim() == []
+        pass_time(other.session, 1.6 * LEASE)
+        assert owner.renew(short) == []
+        assert other.claim() == []
+        pass_time(other.session, 7.6 * LEASE)
+        again = {claim.command_id for claim in other.claim()}
+        assert {middle.command_id, patient[1].command_id} <= again
 
 
 @pytest.mark.parametrize("pause", [0.1, 0.4, 0.9])
