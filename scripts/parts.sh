@@ -1,5 +1,8 @@
 # Sourced by the other scripts: the tests in five parts that run in parallel.
 
+# Set in many containers: each of the hundreds of processes would compile what it imports again.
+unset PYTHONDONTWRITEBYTECODE
+
 # The names of the parts that failed, and of what else did.
 failures=""
 
