@@ -29,6 +29,7 @@ max_client_conn = 200
 server_login_retry = 1
 ignore_startup_parameters = {ignored}
 server_round_robin = {round_robin}
+query_timeout = {query_timeout}
 logfile = {directory}/log
 pidfile = {directory}/pid
 """
@@ -40,7 +41,12 @@ def is_installed() -> bool:
 
 @contextmanager
 def pgbouncer(
-    dsn: str, mode: str, *, ignored: str = "options", server_round_robin: bool = False
+    dsn: str,
+    mode: str,
+    *,
+    ignored: str = "options",
+    server_round_robin: bool = False,
+    query_timeout: int = 0,
 ) -> Iterator[str]:
     """The DSN of `dsn`'s database through a PgBouncer in this mode."""
     server = conninfo_to_dict(dsn)
@@ -58,6 +64,7 @@ def pgbouncer(
                 mode=mode,
                 ignored=ignored,
                 round_robin=int(server_round_robin),
+                query_timeout=query_timeout,
             )
         )
         process = _started(configuration)

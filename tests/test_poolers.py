@@ -9,11 +9,13 @@ import psycopg
 import pytest
 from fleet import supervised
 from guarded import Guarded
+from handlers import SOON, handling, running
 from pooler import is_installed, pgbouncer
 from preflights import checks
 from psycopg_pool import ConnectionPool
+from queries import rows
 
-from cmdbus import CommandBus, SendRequest
+from cmdbus import Command, CommandBus, Context, SendRequest
 from cmdbus.readiness import Finding
 from cmdbus.worker.claims.sessions import session_of
 
@@ -80,6 +82,25 @@ def test_a_bus_with_a_pool_of_the_callers_can_prepare_no_statements(dsn: str) ->
         CommandBus(pool=pool, prepare=False) as bus,
     ):
         use_bus(bus)
+
+
+def test_a_session_that_a_pooler_ends_charges_no_command(dsn: str) -> None:
+    """Its errors name their severity only where those of PostgreSQL have the translated one."""
+    begun = list[int]()
+
+    def debit(command: Command, context: Context) -> None:
+        begun.append(context.attempt)
+        if len(begun) == 1:
+            context.connection.execute("SELECT pg_sleep(3)")
+
+    with (
+        pgbouncer(dsn, "session", query_timeout=1) as pooled,
+        CommandBus(dsn) as bus,
+        running(pooled, handling(debit, retry=SOON), concurrency=1),
+    ):
+        bus.wait("payments", bus.send("payments", "Debit"), timeout=20)
+    assert begun == [1, 1]
+    assert rows(dsn, "SELECT kind, code FROM cmdbus.event") == [("FAILED", "DATABASE_AWAY")]
 
 
 @pytest.mark.fleet

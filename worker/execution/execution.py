@@ -315,8 +315,9 @@ def _session_error(error: BaseException) -> psycopg.Error | None:
 
 def _ends_session(error: psycopg.Error) -> bool:
     """A session survives a deadlock, for example: if it has ended nevertheless, that was at the
-    rollback, and not the handler's error."""
-    return error.sqlstate is None or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+    rollback, and not the handler's error. Errors of a pooler lack the untranslated severity."""
+    severity = error.diag.severity_nonlocalized or error.diag.severity
+    return error.sqlstate is None or severity in ("FATAL", "PANIC")
 
 
 def _is_of_driver(error: BaseException) -> bool:
