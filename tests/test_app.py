@@ -102,6 +102,18 @@ def test_a_mistake_is_said_in_a_sentence_with_the_nearest_name(app: str, sentenc
 
 
 @pytest.mark.parametrize(
+    ("name", "of_python"), [("queue", "queue.py"), ("gc", "built into Python")]
+)
+def test_a_file_that_a_module_of_python_hides_is_named(name: str, of_python: str) -> None:
+    Path(f"{name}.py").write_text(HANDLERS)
+    with pytest.raises(AppError) as error:
+        load(f"{name}:registry")
+    sentence = str(error.value)
+    assert sentence.startswith(f"module {name!r} has no 'registry': it is ")
+    assert sentence.endswith(f"{of_python}; give {Path(f'{name}.py').absolute()} another name")
+
+
+@pytest.mark.parametrize(
     ("app", "lines"),
     [
         ("broken:registry", ["importing shop_app.broken failed:", "1 / 0", "ZeroDivisionError"]),

@@ -94,10 +94,19 @@ def _attribute(module: Any, name: str, path: str) -> Any:
         try:
             value = getattr(value, part)
         except AttributeError:
-            near = hint(part, dir(value)) or _registries(value)
+            near = _hidden(name) or hint(part, dir(value)) or _registries(value)
             raise AppError(f"{reached} has no {part!r}{near}") from None
         reached = f"{reached}.{part}" if ":" in reached else f"{name}:{part}"
     return value
+
+
+def _hidden(name: str) -> str:
+    """A module of Python or of a package may have the name of the application's file."""
+    file = Path(*name.split(".")).with_suffix(".py").absolute()
+    imported = getattr(sys.modules[name], "__file__", None)
+    if not file.exists() or (imported and file.samefile(imported)):
+        return ""
+    return f": it is {imported or 'built into Python'}; give {file} another name"
 
 
 def _registries(value: object) -> str:
