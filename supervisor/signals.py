@@ -16,6 +16,8 @@ _OF_TERMINAL = frozenset((signal.SIGTTIN, signal.SIGTTOU))
 #: The signals that the supervisor acts on, and SIGCHLD.
 NOTED = STOPPING | _OF_TERMINAL | {signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD}
 
+_STDOUT, _STDERR = 1, 2
+
 
 class Signals:
     """The loop waits for a pipe that the interpreter writes to. Signals are recorded apart from it:
@@ -24,6 +26,10 @@ class Signals:
     def __init__(self) -> None:
         self.descriptor, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._received: dict[int, None] = {}
+        #: The kernel sends HUP when the terminal is closed; under nohup we outlive it.
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        printing = any(os.isatty(descriptor) for descriptor in (_STDOUT, _STDERR))
+        self._ends_with_terminal = printing and not ignored and has_terminal()
         for number in NOTED:
             signal.signal(number, self._note)
         # It asks children for their stacks, and must not kill one that is not ready for that.
@@ -43,6 +49,9 @@ class Signals:
             while os.read(self.descriptor, 4096):
                 pass
         noted, self._received = self._received, {}
+        if signal.SIGHUP in noted and self._ends_with_terminal and not has_terminal():
+            del noted[signal.SIGHUP]
+            noted[signal.SIGTERM] = None
         return [signal.Signals(number) for number in noted]
 
     def close(self) -> None:
@@ -56,6 +65,15 @@ class Signals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received[number] = None
+
+
+def has_terminal() -> bool:
+    """Whether a user can press Ctrl-C; false when the terminal was closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -71,6 +71,26 @@ def test_a_fleet_runs_without_anybody_who_reads_its_log(fleet: Fleet, kind: str)
         assert fleet.stop() == 0
 
 
+@pytest.mark.parametrize("nohup", [False, True])
+@pytest.mark.fleet(started=False)
+def test_a_fleet_stops_with_its_terminal_but_not_under_nohup(fleet: Fleet, nohup: bool) -> None:
+    """And another HUP reloads it."""
+    controller, terminal = (os.fdopen(end, "rb", buffering=0) for end in os.openpty())
+    trap = "trap '' HUP; " if nohup else ""
+    with controller, terminal:
+        # The leader of a session gets the terminal that it opens.
+        name = os.ttyname(terminal.fileno())
+        fleet.start(shell=f'{trap}exec "$@" <{name} >{name}')
+        before = fleet.wait_until_ready()
+        fleet.send_signal(signal.SIGHUP)
+        fleet.await_successors(before.values())
+    if nohup:
+        assert_goes_on(fleet)
+        assert fleet.stop() == 0
+    else:
+        assert fleet.wait() == 0
+
+
 def test_a_fleet_whose_runtime_directory_is_removed_goes_on(fleet: Fleet) -> None:
     """It replaces dead processes, reloads, and stops well."""
     fleet.look()

@@ -88,7 +88,7 @@ class Demo:
         self._stopped_at: float | None = None
         #: Under nohup it outlives its terminal.
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        self._ends_with_terminal = not ignored and _has_terminal()
+        self._ends_with_terminal = not ignored and signals.has_terminal()
         self._supervisor: Child | None = None
         self._exit_status: ExitStatus | None = None
         self._board: Board | None = None
@@ -122,7 +122,7 @@ class Demo:
         return self._finish(self._exit_status)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP and self._ends_with_terminal and not _has_terminal():
+        if number == signal.SIGHUP and self._ends_with_terminal and not signals.has_terminal():
             number = signal.SIGTERM
         if number in signals.STOPPING:
             number = self._note_stop(number)
@@ -211,15 +211,6 @@ class Demo:
         if self._board is not None or not code:
             say("", "The demo has stopped.", *summary(self._board))
         return code
-
-
-def _has_terminal() -> bool:
-    """Whether a user can press Ctrl-C; false when the terminal was closed."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
 
 
 if __name__ == "__main__":
