@@ -21,8 +21,8 @@ run_in_parts() {
     begin processes -m "process and not fleet and not long"
     begin fleets -m "$fleets" "$root"/tests/test_fleet_[a-q]*.py
     begin more-fleets -m "$fleets" --ignore-glob "$root/tests/test_fleet_[a-q]*.py" "$root/tests"
-    begin others -m "$others" "$root"/tests/test_[a-r]*.py
-    "${pytest[@]}" -m "$others" --ignore-glob "$root/tests/test_[a-r]*.py" "$root/tests" ||
+    begin others -m "$others" "$root"/tests/test_[a-q]*.py
+    "${pytest[@]}" -m "$others" --ignore-glob "$root/tests/test_[a-q]*.py" "$root/tests" ||
         failures+=" more-others"
     for place in "${!names[@]}"; do
         wait "${pids[place]}" || failures+=" ${names[place]}"
