@@ -1,15 +1,16 @@
 """Commands that end while there is no partition of history for them, or no schema."""
 
 from collections.abc import Callable, Iterator
+from uuid import UUID
 
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import ONCE, connect, effects, handling, leave_effect, running
+from handlers import ONCE, connect, do_nothing, effects, handling, leave_effect, running
 from preflights import OK, checks
 from queries import count, move_to_troubleshooting, rows, scalar
 
-from cmdbus import Command, CommandBus, Context
+from cmdbus import Command, CommandBus, Context, SendRequest
 
 
 @pytest.fixture
@@ -71,10 +72,38 @@ def test_a_schema_that_is_away_for_a_moment_charges_no_command(
 
     command_id = bus.send("payments", "Debit")
     with running(dsn, handling(pay, retry=ONCE), concurrency=1):
-        eventually(lambda: "can neither be stored nor moved" in caplog.text, 20)
+        eventually(lambda: "cannot be stored yet" in caplog.text, 20)
         admin.execute("ALTER SCHEMA away RENAME TO cmdbus")
         record = bus.wait("payments", command_id, 15)
     assert (record.status, record.attempts, effects(dsn)) == ("COMPLETED", 1, 1)
+
+
+@pytest.mark.parametrize("name", ["TABLE lease", "TABLE finished", "SEQUENCE armed"])
+@pytest.mark.parametrize("handler", [leave_effect, do_nothing])
+def test_a_table_that_is_away_for_a_moment_charges_no_command(
+    dsn: str,
+    bus: CommandBus,
+    admin: psycopg.Connection,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    handler: Callable[[Command, Context], None],
+) -> None:
+    """Whatever needs it: claims, or outcomes."""
+
+    def pay(command: Command, context: Context) -> None:
+        if "first" not in handled:
+            handled["first"] = command.command_id
+            admin.execute(f"ALTER {kind} cmdbus.{table} RENAME TO away".encode())
+        handler(command, context)
+
+    handled: dict[str, UUID] = {}
+    kind, table = name.split()
+    ids = bus.send_many([SendRequest("payments", "Debit")] * 9)
+    with running(dsn, handling(pay, retry=ONCE), concurrency=1):
+        eventually(lambda: "does not exist" in caplog.text, 20)
+        admin.execute(f"ALTER {kind} cmdbus.away RENAME TO {table}".encode())
+        records = [bus.wait("payments", id_, 15) for id_ in ids]
+    assert {(record.status, record.attempts) for record in records} == {("COMPLETED", 1)}
 
 
 def test_history_that_another_session_has_locked_keeps_no_worker_from_starting(

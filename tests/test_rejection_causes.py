@@ -24,6 +24,9 @@ REJECTIONS = {
         psycopg.errors.DeadlockDetected,
         psycopg.errors.SerializationFailure,
         psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.InvalidSchemaName,
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.UndefinedFunction,
     ),
     Cause.TIMEOUT: (
         psycopg.errors.QueryCanceled,

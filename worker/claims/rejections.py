@@ -1,5 +1,6 @@
 """What an error means for the rows and values of its statement. Pure."""
 
+import re
 from enum import Enum
 
 import psycopg
@@ -13,8 +14,8 @@ class Cause(Enum):
     #: The statement timeout, or a limit of memory or temporary files: with fewer rows, or later,
     #: it may succeed.
     TIMEOUT = "timeout"
-    #: A locked row or table, a deadlock, or a right that the role lacks: it says nothing about
-    #: the rows; later it succeeds.
+    #: A locked row or table, a deadlock, a right that the role lacks, or a table or function that
+    #: is missing while it is restored: it says nothing about the rows; later it succeeds.
     CONTENTION = "contention"
     #: The session, the server or this code.
     ELSEWHERE = "elsewhere"
@@ -22,6 +23,10 @@ class Cause(Enum):
 
 #: SQLSTATEs, or their classes: serialization and deadlock, lock timeout.
 _CONTENTION = ("40", "55P03")
+#: Schema, function, table.
+_MISSING = ("3F000", "42883", "42P01")
+#: The schema of a function in the context of an error.
+_SCHEMA_OF_FUNCTION = re.compile(r'(\w+|"[^"]+")\.(?:\w+|"[^"]+")\(')
 _TIMEOUT = ("57014", "53200", "53400")
 #: Disk full, and I/O errors.
 _STORAGE = ("53100", "58")
@@ -45,7 +50,7 @@ def cause_of(error: BaseException) -> Cause:
         return Cause.ELSEWHERE
     if state in _TIMEOUT:
         return Cause.TIMEOUT
-    if state.startswith(_CONTENTION) or lacks_a_right(error):
+    if state.startswith(_CONTENTION) or lacks_a_right(error) or lacks_schema(error):
         return Cause.CONTENTION
     if state.startswith(_ELSEWHERE) or lacks_storage(error):
         return Cause.ELSEWHERE
@@ -64,6 +69,17 @@ def lacks_a_right(error: BaseException) -> bool:
         and error.sqlstate == _INSUFFICIENT_PRIVILEGE
         and error.diag.source_function not in _REFUSE_A_ROW
     )
+
+
+def lacks_schema(error: BaseException, schema: str | None = None) -> bool:
+    """Whether the schema, or something in it, is missing while it is restored or renamed. Not if
+    a function of another schema misses something, which a trigger has called: without `schema`,
+    one other than that of the function which was called first."""
+    if not isinstance(error, psycopg.Error) or error.sqlstate not in _MISSING:
+        return False
+    found = _SCHEMA_OF_FUNCTION.findall(error.diag.context or "")
+    others = {each.strip('"') for each in found} - {"pg_catalog", schema}
+    return len(others) < (1 if schema else 2)
 
 
 def lacks_storage(error: BaseException) -> bool:

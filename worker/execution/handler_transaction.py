@@ -13,6 +13,7 @@ from cmdbus.worker.claims.rejections import (
     cause_of,
     lacks_a_right,
     lacks_partition,
+    lacks_schema,
     lacks_storage,
     reason,
 )
@@ -24,14 +25,6 @@ from cmdbus.worker.execution.handler_connection import handler_connection
 _BLOCKED, _ROLE_CHANGED = "SETTLEMENT_BLOCKED", "ROLE_CHANGED"
 #: The server's function that announces the end of all sessions.
 _ENDS_ALL = "quickdie"
-
-#: Errors of a schema that is being restored or renamed, unless they come from one of its functions.
-_SCHEMA_AWAY = (
-    psycopg.errors.InvalidSchemaName,
-    psycopg.errors.UndefinedFunction,
-    psycopg.errors.UndefinedTable,
-)
-
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 _INERROR = psycopg.pq.TransactionStatus.INERROR
 _INTRANS = psycopg.pq.TransactionStatus.INTRANS
@@ -50,12 +43,14 @@ class SettlementBlockedError(CmdbusError):
         self.code = code
 
 
-def _is_blocked(error: psycopg.Error) -> bool:
-    """A limit of temporary files would be exceeded by this outcome again."""
+def _is_blocked(error: psycopg.Error, schema: str) -> bool:
+    """Not by what the same outcome would meet again: a limit of temporary files, or something
+    that a trigger of the handler's tables misses."""
     if isinstance(error, psycopg.errors.ConfigurationLimitExceeded):
         return False
-    is_away = isinstance(error, _SCHEMA_AWAY) and not error.diag.context
-    return is_away or cause_of(error) in (Cause.TIMEOUT, Cause.CONTENTION) or lacks_storage(error)
+    if lacks_schema(error):
+        return lacks_schema(error, schema)
+    return cause_of(error) in (Cause.TIMEOUT, Cause.CONTENTION) or lacks_storage(error)
 
 
 class HandlerTransaction:
@@ -105,7 +100,7 @@ class HandlerTransaction:
                 raise self._refusal(error, finished.claim) from error
             if lacks_partition(error):
                 self._make_partitions()
-            elif not _is_blocked(error):
+            elif not _is_blocked(error, self._statements.schema):
                 raise
             raise SettlementBlockedError(_BLOCKED, reason(error)) from error
         if settled is None:
