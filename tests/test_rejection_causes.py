@@ -7,7 +7,7 @@ import pytest
 from psycopg.pq import DiagnosticField
 
 from cmdbus.worker.claims.halving import in_halves
-from cmdbus.worker.claims.rejections import Cause, cause_of
+from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_schema
 
 REJECTIONS = {
     Cause.ROWS: (
@@ -67,6 +67,30 @@ def test_a_server_that_gives_no_transaction_ids_says_nothing_about_a_row(functio
 
     assert cause_of(error(function)) is Cause.ELSEWHERE
     assert cause_of(error("index_form_tuple")) is Cause.ROWS
+
+
+@pytest.mark.parametrize(
+    ("functions", "cause", "blocked"),
+    [
+        ([], Cause.CONTENTION, True),
+        (["cmdbus.wake_for_ready()", "cmdbus.settle(text[])"], Cause.CONTENTION, True),
+        (["public.audit()", "cmdbus.settle(text[])"], Cause.ROWS, False),
+        (["public.audit()"], Cause.CONTENTION, False),
+    ],
+    ids=["none", "the bus's", "a trigger's on its tables", "a trigger's on the handler's"],
+)
+def test_what_is_missing_is_waited_for_unless_a_function_of_another_schema_misses_it(
+    functions: list[str], cause: Cause, blocked: bool
+) -> None:
+    lines = [f"PL/pgSQL function {function} line 3 at IF" for function in functions]
+    statement = 'SQL statement "INSERT INTO "cmdbus".event (domain) VALUES (pg_catalog.lower($1))"'
+    info: dict[int, bytes | None] = {
+        DiagnosticField.SQLSTATE: b"42P01",
+        DiagnosticField.CONTEXT: f"\n{statement}\n".join(lines).encode(),
+    }
+    error = psycopg.errors.UndefinedTable("why", info=info)
+    assert cause_of(error) is cause
+    assert lacks_schema(error, "cmdbus") is blocked
 
 
 def test_text_that_the_driver_cannot_send_or_read_is_an_error_of_its_row() -> None:
