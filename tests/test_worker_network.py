@@ -73,6 +73,8 @@ def test_a_stop_is_unfinished_if_a_claim_whose_reply_was_lost_cannot_be_released
         running(proxy.dsn, handling(), timeouts=PATIENT) as worker,
     ):
         eventually(lambda: seat_of(worker).parked and worker._telemetry.board.armed)
+        bus.wait("payments", bus.send("payments", "Debit"))  # after the claim that ends an arming
+        eventually(lambda: seat_of(worker).parked)
         proxy.mute()
         bus.send("payments", "Debit")
         eventually(lambda: bus.snapshot("payments")["in_progress"] == 1)
