@@ -2,7 +2,8 @@
 
     CommandBus, SendRequest             send commands, read and steer them
     CommandRecord, Status, AuditEvent,
-    TroubleRecord, Undecodable          what a CommandBus returns
+    TroubleRecord, BatchRecord,
+    BatchStatus, Undecodable            what a CommandBus returns
     HandlerRegistry, handler            register handlers
     Command, Context                    what a handler gets
     RetryPolicy, Timeouts               settings of handlers and workers
@@ -11,8 +12,8 @@
       TransientCommandError, PermanentCommandError, BusinessRuleError (each a CommandError)
                                         raised by handlers
       DuplicateCommandError, QueueFullError, ShutdownError (each a SendRefusedError),
-      CommandNotFoundError, InvalidOperationError, HandlerAlreadyRegisteredError,
-      SchemaError, DatabaseUnavailableError
+      CommandNotFoundError, BatchNotFoundError, InvalidOperationError,
+      HandlerAlreadyRegisteredError, SchemaError, DatabaseUnavailableError
                                         raised to callers
 
     cmdbus.worker.Worker                runs handlers in a process of your own
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from cmdbus.command import Command as Command
     from cmdbus.context import Context as Context
     from cmdbus.data import Undecodable as Undecodable
+    from cmdbus.errors import BatchNotFoundError as BatchNotFoundError
     from cmdbus.errors import BusinessRuleError as BusinessRuleError
     from cmdbus.errors import CmdbusError as CmdbusError
     from cmdbus.errors import CommandError as CommandError
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from cmdbus.errors import TransientCommandError as TransientCommandError
     from cmdbus.producer.bus import CommandBus as CommandBus
     from cmdbus.producer.records import AuditEvent as AuditEvent
+    from cmdbus.producer.records import BatchRecord as BatchRecord
+    from cmdbus.producer.records import BatchStatus as BatchStatus
     from cmdbus.producer.records import CommandRecord as CommandRecord
     from cmdbus.producer.records import Status as Status
     from cmdbus.producer.records import TroubleRecord as TroubleRecord
@@ -64,6 +68,7 @@ _NAMES = {
     "context": ["Context"],
     "data": ["Undecodable"],
     "errors": [
+        "BatchNotFoundError",
         "BusinessRuleError",
         "CmdbusError",
         "CommandError",
@@ -79,7 +84,14 @@ _NAMES = {
         "ShutdownError",
         "TransientCommandError",
     ],
-    "producer.records": ["AuditEvent", "CommandRecord", "Status", "TroubleRecord"],
+    "producer.records": [
+        "AuditEvent",
+        "BatchRecord",
+        "BatchStatus",
+        "CommandRecord",
+        "Status",
+        "TroubleRecord",
+    ],
     "registry": ["HandlerRegistry", "handler"],
     "producer.requests": ["SendRequest"],
     "retry": ["RetryPolicy"],

@@ -1,10 +1,11 @@
 """What a handler gets together with its command."""
 
 import logging
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID
 
 from cmdbus.checks import check_seconds
 from cmdbus.clock import time
@@ -18,6 +19,20 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("cmdbus.handler")
 
 
+class Batch(Protocol):
+    """The batch of a command that runs."""
+
+    batch_id: UUID
+
+    def add(self, requests: Iterable[Any], /) -> list[UUID]:
+        """Sends these SendRequests as further commands of the batch, in the transaction of
+        `context.connection`, and returns their ids in order.
+
+        Raises what `CommandBus.send_many` raises, and InvalidOperationError if the batch is over
+        or its cancellation was requested.
+        """
+
+
 class Execution(Protocol):
     """What a worker does for the handler."""
 
@@ -27,6 +42,7 @@ class Execution(Protocol):
     @property
     def due(self) -> float: ...
     def open(self) -> "psycopg.Connection[Any]": ...
+    def batch(self) -> Batch | None: ...
     def extend(self, seconds: float, /) -> None: ...
 
 
@@ -60,6 +76,11 @@ class Context:
         """A connection inside a transaction that commits together with the command's
         completion, or not at all; opened when it is first touched."""
         return self._execution.open()
+
+    @property
+    def batch(self) -> Batch | None:
+        """The batch that the command is part of, if any."""
+        return self._execution.batch()
 
     @property
     def deadline(self) -> datetime:

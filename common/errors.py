@@ -112,8 +112,16 @@ class CommandNotFoundError(CmdbusError):
         super().__init__(f"domain {domain!r} has no command {command_id}")
 
 
+class BatchNotFoundError(CmdbusError):
+    """No batch with this id was ever created, or it is not kept any longer."""
+
+    def __init__(self, batch_id: UUID) -> None:
+        self.batch_id = batch_id
+        super().__init__(f"there is no batch {batch_id}")
+
+
 class InvalidOperationError(CmdbusError):
-    """The command's present state does not allow it."""
+    """The present state of the command or batch does not allow it."""
 
 
 class HandlerAlreadyRegisteredError(CmdbusError):

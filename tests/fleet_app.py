@@ -14,7 +14,14 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from cmdbus import Command, Context, HandlerRegistry, RetryPolicy, TransientCommandError
+from cmdbus import (
+    BusinessRuleError,
+    Command,
+    Context,
+    HandlerRegistry,
+    RetryPolicy,
+    TransientCommandError,
+)
 
 registry = HandlerRegistry()
 # As Django does when it is set up: it disables the loggers that exist.
@@ -174,6 +181,11 @@ def end_threads(command: Command, context: Context) -> None:
 @registry.handler("shop", "Fail", retry=RetryPolicy(max_attempts=1))
 def fail(command: Command, context: Context) -> None:
     raise TransientCommandError("AWAY", "whatever it calls is away")
+
+
+@registry.handler("shop", "Refuse")
+def refuse(command: Command, context: Context) -> None:
+    raise BusinessRuleError("REFUSED", "a rule forbids it")
 
 
 @registry.handler("shop", "FailFrom", retry=RetryPolicy(max_attempts=1))

@@ -32,9 +32,9 @@ STEWARD, PIPELINE = "cmdbus.worker.steward", "cmdbus.worker.pipeline"
 FLOOR_PLAN |= {
     "cmdbus.embedded": [*SHARED, "cmdbus.database"],
     CLAIMS: [*SHARED, "cmdbus.board", "cmdbus.database"],
-    EXECUTION: [*SHARED, CLAIMS],
+    EXECUTION: [*COMMON, CLAIMS],
     WAITING: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
-    PROBES: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
+    PROBES: [*COMMON, CLAIMS],
     STEWARD: [*COMMON, CLAIMS, WAITING],
     PIPELINE: [*SHARED, "cmdbus.board", CLAIMS, EXECUTION, WAITING],
     "cmdbus.worker": [*COMMON, CLAIMS, EXECUTION, WAITING, STEWARD, PIPELINE],

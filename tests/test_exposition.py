@@ -17,7 +17,7 @@ from cmdbus.board.layout import BUCKETS
 from cmdbus.board.records import ExitRecord, Phase, Restart, Role, SupervisorState
 from cmdbus.board.seats import Seat
 from cmdbus.worker.probes.exposition import render
-from cmdbus.worker.probes.responses import Response, live, ready, status
+from cmdbus.worker.probes.responses import Gauges, Response, live, ready, status
 
 SECOND = 1_000_000_000
 NOW = 1_000 * SECOND
@@ -70,7 +70,7 @@ def readiness(board: Board) -> tuple[int, list[str]]:
 
 
 def families(board: Board, depths: dict[tuple[str, str], int] | None = None) -> dict[str, Metric]:
-    page = render(board.snapshot(), board.counters(), depths)
+    page = render(board.snapshot(), board.counters(), Gauges(depths))
     return {family.name: family for family in text_string_to_metric_families(page)}
 
 
@@ -221,7 +221,7 @@ def test_status_shows_the_board_the_counters_and_the_queues(board: Board) -> Non
 
 def test_every_family_is_on_the_first_page(board: Board) -> None:
     """With its type and what it means."""
-    page = render(board.snapshot(), board.counters(), None)
+    page = render(board.snapshot(), board.counters(), Gauges())
     assert re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE) == [
         ("cmdbus_commands_total", "counter"),
         ("cmdbus_batches_processed_total", "counter"),
@@ -233,6 +233,7 @@ def test_every_family_is_on_the_first_page(board: Board) -> None:
         ("cmdbus_dequeue_latency_seconds", "histogram"),
         ("cmdbus_handler_duration_seconds", "histogram"),
         ("cmdbus_queue_depth", "gauge"),
+        ("cmdbus_batches", "gauge"),
         ("cmdbus_slots", "gauge"),
         ("cmdbus_process_restarts_total", "counter"),
         ("cmdbus_health", "gauge"),
@@ -240,7 +241,7 @@ def test_every_family_is_on_the_first_page(board: Board) -> None:
         ("cmdbus_undead_processes", "gauge"),
         ("cmdbus_oldest_snapshot_seconds", "gauge"),
     ]
-    assert page.count("# HELP ") == 16 and page.endswith("\n")
+    assert page.count("# HELP ") == 17 and page.endswith("\n")
 
 
 def test_series_whose_labels_are_known_are_there_before_their_first_event(board: Board) -> None:

@@ -16,6 +16,9 @@ from cmdbus.producer.troubleshooting import Troubleshooting
 RAISES = {
     "send": {"DuplicateCommandError", "QueueFullError", "ShutdownError"},
     "send_many": {"`send`"},
+    "create_batch": {"`send_many`"},
+    "wait_batch": {"TimeoutError", "BatchNotFoundError"},
+    "cancel_batch": {"BatchNotFoundError", "InvalidOperationError"},
     "wait": {"TimeoutError", "CommandNotFoundError"},
     "cancel": {"CommandNotFoundError", "InvalidOperationError"},
     "reschedule": {"CommandNotFoundError", "InvalidOperationError"},

@@ -21,6 +21,7 @@ from cmdbus.database.schema import install
 from cmdbus.database.statements import load, render
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.claims.sessions import end_sessions
+from cmdbus.worker.steward.batch_round import BatchRound
 from cmdbus.worker.steward.retention import MIN_SWEEP_SECONDS, Retention
 from cmdbus.worker.waiting.timers import Timers
 
@@ -156,12 +157,34 @@ def test_a_commands_life_calls_nothing_of_another_role(attacked: str, claimer: C
         assert 0 < retention.sweep_in(connection) <= MIN_SWEEP_SECONDS
         end_sessions(worker, connection, [(1, 1)])
         assert all(bus.get("payments", id_) for id_ in ids)
+        live_as_a_batch(bus, claimer)
         assert bus.query(domain="payments") and bus.audit("payments", later[0])
         assert bus.snapshot("payments")["depth"] > 0 and bus.domains()
         bus.pause("payments")
         bus.resume("payments")
         assert bus.purge("payments") > 0
         worker.value(connection, "leave", node=worker.incarnation)
+
+
+def live_as_a_batch(bus: CommandBus, claimer: Claimer) -> None:
+    worker, connection = claimer.statements, claimer.connection
+    after = SendRequest("payments", "Debit", command_id=uuid4())
+    orders = [SendRequest("orders", "Ship"), SendRequest("orders", "Ship", delay=60)]
+    later = SendRequest("payments", "Debit", delay=60)
+    for requests in ((after, later), (later, after)):
+        on_complete, on_cancel = requests
+        batch_id = bus.create_batch(
+            "payments", orders, on_complete=on_complete, on_cancel=on_cancel
+        )
+        worker.value(connection, "start_batches", batch_ids=[batch_id])
+        assert worker.value(connection, "add_to_batch", batch_id=batch_id, count=1) is None
+        assert bus.batch_commands(batch_id) and bus.batch_audit(batch_id) and bus.list_batches()
+        bus.cancel_batch(batch_id)
+        assert worker.value(connection, "add_to_batch", batch_id=batch_id, count=-1) == "CANCELING"
+        connection.execute("UPDATE cmdbus.tally SET total = 0")
+        BatchRound(worker).run(connection)
+        assert bus.get_batch(batch_id).status.terminal  # type: ignore[union-attr]
+    worker.value(connection, "retain_batches", size=10)
 
 
 def settle_in_all_ways(claimer: Claimer) -> None:

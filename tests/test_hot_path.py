@@ -204,6 +204,7 @@ def test_a_claim_writes_each_row_once_and_a_settlement_moves_it(
         (
             "ready",
             [
+                "USING btree (batch_id, created_at, id) WHERE (batch_id IS NOT NULL)",
                 "USING btree (command_id, id)",
                 "USING btree (domain, priority, id) WHERE (losses > 0)",
                 "USING btree (domain, priority, id)",
@@ -211,7 +212,11 @@ def test_a_claim_writes_each_row_once_and_a_settlement_moves_it(
         ),
         (
             "finished",
-            ["USING btree (created_at)", "USING btree (domain, command_id, finished_at)"],
+            [
+                "USING btree (batch_id, status, created_at) WHERE (batch_id IS NOT NULL)",
+                "USING btree (created_at)",
+                "USING btree (domain, command_id, finished_at)",
+            ],
         ),
     ],
 )
@@ -223,7 +228,7 @@ def test_the_tables_of_the_hot_path_have_no_further_index(
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "columns"), [("claim", 11, 15), ("complete", 7, None)]
+    ("function", "arguments", "columns"), [("claim", 11, 16), ("complete", 8, None)]
 )
 def test_the_claim_and_the_settlement_take_and_return_no_more(
     connection: psycopg.Connection, function: str, arguments: int, columns: int | None

@@ -23,6 +23,7 @@ COMMANDS = sorted(main.commands)
 GROUPS = {
     "tsq": ("list", "summary", "show", "retry", "cancel", "complete"),
     "domain": ("list", "show", "configure"),
+    "batch": ("list", "show", "cancel"),
 }
 ALL_TAKE = {"--dsn", "--dsn-file", "--schema", "--runtime-dir", "--name", "--json"}
 

@@ -19,7 +19,7 @@ from cmdbus.errors import MissingRightError
 
 SENDERS = [
     *("domain", "priority", "command_id", "type", "data", "correlation_id", "reply_to"),
-    "max_attempts",
+    *("max_attempts", "batch_id"),
 ]
 #: Columns of the view `command` without payloads.
 SEEN = [
@@ -27,12 +27,17 @@ SEEN = [
     *("error_code", "correlation_id", "reply_to", "batch_id", "created_at", "due_at"),
     *("started_at", "finished_at", "worker"),
 ]
+SEEN_OF_BATCHES = [
+    *("batch_id", "domain", "status", "total", "completed", "failed", "canceled"),
+    *("in_troubleshooting", "remaining", "created_at", "started_at", "completed_at"),
+]
 #: Rights on tables, columns, sequences and functions, by kind of role.
 RIGHTS = {
     "producer": {
         "SELECT": ["alarm", "armed", "migration"],
         "EXECUTE": [
-            *("admit", "already_sent", "cancel", "domain_bit", "enqueue"),
+            *("admit", "already_sent", "batch_exists", "cancel", "cancel_batch"),
+            *("cancel_in_batch", "create_batch", "domain_bit", "enqueue"),
             *("identify", "notify", "send", "wake"),
         ],
         "INSERT": [
@@ -42,14 +47,15 @@ RIGHTS = {
     },
     "worker": {
         "SELECT": [
-            *("alarm", "armed", "command", "domain", "domain_event", "domain_event_id_seq"),
+            *("alarm", "armed", "batch", "batch_state", "command", "domain", "domain_event"),
+            *("domain_event_id_seq", "tally", "tally_id_seq"),
             *("event", "event_id_seq", "finished", "incarnation", "lease", "migration", "node"),
             *("longer_patience", "patience", "ready", "ready_id_seq", "scheduled"),
             *("scheduled_id_seq", "troubleshooting", "waiter"),
         ],
         "INSERT": [
             *("event", "finished", "incarnation", "ready", "scheduled", "troubleshooting"),
-            *("lease", "node", "waiter"),
+            *("lease", "node", "tally", "waiter"),
         ],
         "UPDATE": [
             *("alarm", "armed", "lease", "longer_patience", "node", "patience", "ready"),
@@ -59,11 +65,14 @@ RIGHTS = {
     },
     "operator": {
         "SELECT": [
-            *("armed", "command", "domain", "domain_event", "event", "incarnation"),
+            *("armed", "batch", "batch_state", "command", "domain", "domain_event", "event"),
+            "incarnation",
             *("migration", "ready", "scheduled", "troubleshooting"),
         ],
         "EXECUTE": [
-            *("cancel", "cancel_ready", "cancel_scheduled", "configure_domain", "domain_bit"),
+            *("batch_keys", "cancel", "cancel_batch", "cancel_in_batch", "cancel_ready"),
+            "cancel_scheduled",
+            *("configure_domain", "domain_bit"),
             *("reschedule", "resolve", "resolve_batch", "notify", "wake"),
             *("is_handled", "is_waiting"),
         ],
@@ -72,6 +81,7 @@ RIGHTS = {
         "EXECUTE": ["is_handled"],
         "SELECT": [
             *("domain", "migration", "scheduled.domain", "scheduled.type"),
+            *[f"batch.{column}" for column in SEEN_OF_BATCHES],
             *[f"command.{column}" for column in SEEN],
             *[f"ready.{column}" for column in ("domain", "type", "created_at", "due_at")],
             "ready.lease_until",

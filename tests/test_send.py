@@ -211,7 +211,7 @@ def test_connections_that_return_bytes_are_refused(dsn: str) -> None:
 def test_only_requests_can_be_sent_in_bulk(requests: list[Any]) -> None:
     with (
         CommandBus(NOWHERE) as bus,
-        pytest.raises(ValueError, match="send_many takes SendRequests"),
+        pytest.raises(ValueError, match="requests must be SendRequests"),
     ):
         bus.send_many(requests)
 

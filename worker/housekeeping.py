@@ -55,6 +55,7 @@ class Housekeeping:
         self._timed_out: deque[tuple[WorkerThread, Work, str]] = deque()
         self._replace_at = 0.0
         self._renew_at = 0.0
+        self._attend_at = 0.0
         #: The latest warning, which is not repeated.
         self._last_warning = ""
         self._stopping = threading.Event()
@@ -102,7 +103,13 @@ class Housekeeping:
                 if not self._pipeline.busy:
                     self._wait()
                 self._pool.help_queued()
-                for task in (self._replace, self._renew, self._settle_old, self._release_stale):
+                for task in (
+                    self._replace,
+                    self._renew,
+                    self._settle_old,
+                    self._release_stale,
+                    self._attend_batches,
+                ):
                     self._attempt(task)
                 self._pipeline.unsettled.log()
         except BaseException as error:
@@ -142,6 +149,13 @@ class Housekeeping:
     def _release_stale(self) -> None:
         self._pipeline.queue.mark_stale_released()
         self._pipeline.in_flight.release(self._connection)
+
+    def _attend_batches(self) -> None:
+        """As the threads are busy with other commands."""
+        if self._pipeline.batches.due and time.monotonic() >= self._attend_at:
+            self._attend_at = time.monotonic() + _AFTER_FAILURE
+            self._pipeline.batches.attend(self._connection)
+            self._attend_at = 0.0
 
     def _wait(self) -> None:
         """Waits until something is claimed. Clears first, then checks: a thread that claims does

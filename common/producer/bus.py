@@ -12,9 +12,10 @@ from cmdbus.clock import time
 from cmdbus.data import MAX_BYTES
 from cmdbus.database.pool import Connection
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
+from cmdbus.producer.batches import Batches
 from cmdbus.producer.connections import Connections, Pool
 from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
-from cmdbus.producer.ids import new_call, new_id
+from cmdbus.producer.ids import new_id
 from cmdbus.producer.records import (
     AuditEvent,
     CommandRecord,
@@ -25,8 +26,7 @@ from cmdbus.producer.records import (
     domains_of,
 )
 from cmdbus.producer.requests import Limits, SendRequest, check_conditions, check_key
-from cmdbus.producer.sending import BulkSend, SendAttempt, Sender
-from cmdbus.producer.steering import Steering
+from cmdbus.producer.sending import BulkSend
 from cmdbus.producer.store import Store
 from cmdbus.producer.troubleshooting import Troubleshooting
 
@@ -38,7 +38,7 @@ _MIN_CONNECT_SECONDS = 2.0
 _PURGED_ROWS = 1000
 
 
-class CommandBus(Steering):
+class CommandBus(Batches):
     """Sends commands and shows what becomes of them. Safe to share between threads.
 
     With a DSN it keeps 1 to 4 connections of its own, opened at the first use in each process;
@@ -74,12 +74,9 @@ class CommandBus(Steering):
         behind a pooler that gives each transaction to another session; with a `dsn` such a
         pooler is recognised. `purge_allowed` is for tests; see `purge`.
         """
-        self._limits = Limits.of(priorities, max_bytes)
-        store = Store(schema, prepare=prepare)
-        super().__init__(Connections(dsn, pool, store), self._limits.priorities)
-        self._on_send = on_send
+        limits, store = Limits.of(priorities, max_bytes), Store(schema, prepare=prepare)
+        super().__init__(Connections(dsn, pool, store), limits, store, on_send)
         self._purge_allowed = purge_allowed
-        self._sender = Sender(store)
         self._troubleshooting = Troubleshooting(self._connections, max_bytes)
 
     @property
@@ -248,19 +245,3 @@ class CommandBus(Steering):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _seen(self, request: SendRequest) -> SendRequest:
-        assert self._on_send is not None
-        changed = self._on_send(request)
-        if not isinstance(changed, SendRequest):
-            raise ValueError(f"on_send must return a SendRequest, not {type(changed).__name__}")
-        return changed
-
-    def _run(
-        self, connection: Connection | None, send: Callable[[Connection, SendAttempt], None]
-    ) -> None:
-        """Sends in the caller's transaction, or as a call that may be repeated."""
-        number = None if connection is not None else new_call()
-        self._connections.use(
-            connection, lambda c, again: send(c, SendAttempt(number, again)), "producer"
-        )

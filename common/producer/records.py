@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from cmdbus.data import decode
@@ -32,11 +32,25 @@ class Status(StrEnum):
         return self in (Status.COMPLETED, Status.FAILED, Status.CANCELED)
 
 
-def check_status(status: Status | str) -> str:
+class BatchStatus(StrEnum):
+    #: None of its commands has been claimed.
+    PENDING = "PENDING"
+    IN_PROGRESS = "IN_PROGRESS"
+    COMPLETED = "COMPLETED"
+    #: Over, and some of its commands are FAILED or CANCELED.
+    COMPLETED_WITH_FAILURES = "COMPLETED_WITH_FAILURES"
+    CANCELED = "CANCELED"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (BatchStatus.PENDING, BatchStatus.IN_PROGRESS)
+
+
+def check_status(status: str, kind: type[StrEnum] = Status) -> str:
     try:
-        return Status(status).value
+        return kind(status).value
     except ValueError:
-        known = ", ".join(Status)
+        known = ", ".join(kind)
         raise ValueError(f"status must be one of {known}, not {status!r:.80}") from None
 
 
@@ -47,6 +61,8 @@ class CommandRecord:
     `data` and `result` are `Undecodable` where another program wrote what this Python
     cannot decode. `max_attempts` is None while the handler's policy decides.
     """
+
+    statuses: ClassVar[type[StrEnum]] = Status
 
     domain: str
     command_id: UUID
@@ -89,6 +105,29 @@ class TroubleCount:
     count: int
     first_failed_at: datetime
     last_failed_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord:
+    """A batch as it is now; the columns of the view `batch`, times in UTC."""
+
+    statuses: ClassVar[type[StrEnum]] = BatchStatus
+
+    batch_id: UUID
+    domain: str
+    name: str | None
+    data: Any
+    status: BatchStatus
+    total: int
+    completed: int
+    failed: int
+    canceled: int
+    in_troubleshooting: int
+    #: Those that are not over, in troubleshooting or not.
+    remaining: int
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +210,7 @@ def filled(kind: type[T], row: Sequence[Any]) -> T:
         elif name in ("data", "result", "details") and value is not None:
             values[name] = decode(value)
         elif name == "status":
-            values[name] = Status(value)
+            values[name] = kind.statuses(value)  # type: ignore[attr-defined]
     return kind(**values)
 
 

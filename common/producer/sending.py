@@ -49,7 +49,7 @@ class BulkSend:
         for request, id_ in zip(requests, spare, strict=True):
             if not isinstance(request, SendRequest):
                 raise ValueError(
-                    f"send_many takes SendRequests, not {type(request).__name__}: "
+                    f"requests must be SendRequests, not {type(request).__name__}: "
                     f"SendRequest(domain, type, data)"
                 )
             domain = check_name("domain", request.domain)
@@ -74,7 +74,7 @@ class Sender:
         self._alarm = DepthAlarm()
 
     def send(self, connection: Connection, command: Outgoing, attempt: SendAttempt) -> None:
-        self._wait_for_first_try(connection, attempt)
+        self.wait_for_first_try(connection, attempt)
         if attempt.repeated and command.own:
             self._wait_for_id(connection, command, attempt)
         admission = self._store.enqueue(
@@ -87,26 +87,38 @@ class Sender:
     def send_all(
         self, connection: Connection, bulk: BulkSend, check: Check, attempt: SendAttempt
     ) -> None:
-        self._wait_for_first_try(connection, attempt)
-        with self._transaction(connection):
+        self.wait_for_first_try(connection, attempt)
+        with self.transaction(connection):
             if attempt.number is not None and self._already_sent(connection, bulk, attempt):
                 return
-            domains, counts = list(bulk.counts), list(bulk.counts.values())
-            admitted = self._store.rows(connection, "admit", domains=domains, counts=counts)
-            for domain, *result, _ in admitted:
-                self._check_admission(domain, AdmissionResult(*result), bulk.counts[domain])
-            self._identify(connection, bulk, attempt)
-            # Checked while they are copied, so that both processes work at once.
-            self._store.copy(connection, map(check, bulk.requests, bulk.ids), admitted[0][-1])
+            self.write(connection, bulk, check, attempt.number)
 
-    def _transaction(self, connection: Connection) -> AbstractContextManager[object]:
+    def transaction(self, connection: Connection) -> AbstractContextManager[object]:
         """In a caller's transaction a savepoint. If that has not begun, a statement begins it, as
         the driver would commit it at the end."""
         if not connection.autocommit and connection.info.transaction_status is _IDLE:
             self._store.rows(connection, "ping")
         return connection.transaction()
 
-    def _wait_for_first_try(self, connection: Connection, attempt: SendAttempt) -> None:
+    def write(
+        self,
+        connection: Connection,
+        bulk: BulkSend,
+        check: Check,
+        call: int | None,
+        batch_id: UUID | None = None,
+    ) -> None:
+        """Within a transaction, which is the caller's if there is no number of a `call`."""
+        domains, counts = list(bulk.counts), list(bulk.counts.values())
+        admitted = self._store.rows(connection, "admit", domains=domains, counts=counts)
+        for domain, *result, _ in admitted:
+            self._check_admission(domain, AdmissionResult(*result), bulk.counts[domain])
+        self.identify(connection, bulk, call)
+        # Checked while they are copied, so that both processes work at once.
+        commands = map(check, bulk.requests, bulk.ids)
+        self._store.copy(connection, commands, admitted[0][-1], batch_id)
+
+    def wait_for_first_try(self, connection: Connection, attempt: SendAttempt) -> None:
         if not attempt.repeated:
             return
         try:
@@ -138,12 +150,11 @@ class Sender:
         call, again = attempt
         return bool(self._store.value(connection, "already_sent", **values, call=call, again=again))
 
-    def _identify(self, connection: Connection, bulk: BulkSend, attempt: SendAttempt) -> None:
+    def identify(self, connection: Connection, bulk: BulkSend, call: int | None) -> None:
         """Takes the ids that the caller brought and, in the caller's transaction, also the
         bus's: the caller learns them before the commit, and may send one again."""
-        in_own_call = attempt.number is not None
-        made = () if in_own_call else set(bulk.keys).difference(bulk.brought)
-        call = attempt.number if in_own_call else new_call()
+        made = set(bulk.keys).difference(bulk.brought) if call is None else ()
+        call = new_call() if call is None else call
         refused = []
         for keys, brought in ((bulk.brought, True), (made, False)):
             if keys:

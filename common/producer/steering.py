@@ -1,6 +1,6 @@
 """The operator's half of `CommandBus`: domains, and commands that wait."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -240,6 +240,19 @@ class Steering:
             row = self._connections.row(connection, "cancel_ready", **values)
             count, values["priority"], values["id"] = row
             yield count
+
+
+def canceled_chunks(batch_id: UUID, cancel: Callable[..., Any]) -> Iterator[int]:
+    """Counts of chunks; `cancel` calls cancel_in_batch. Commands that become due meanwhile go from
+    the first table to the second."""
+    for table in ("scheduled", "ready"):
+        chunk = {"batch_id": batch_id, "table": table, "count": CHUNK, "bytes": CHUNK_BYTES}
+        created_at, last = None, None
+        while True:
+            count, created_at, last = cancel(**chunk, created_at=created_at, id=last)
+            yield int(count)
+            if last is None:
+                break
 
 
 def _remark(operator: str | None, reason: str | None) -> dict[str, object]:

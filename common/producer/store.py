@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import NamedTuple
+from uuid import UUID
 
 from cmdbus.checks import check_schema
 from cmdbus.database.adapters import own_cursor
@@ -44,12 +45,19 @@ class Store(Executor):
         [row] = self.rows(connection, "enqueue", **values)
         return AdmissionResult(*row)
 
-    def copy(self, connection: Connection, commands: Iterable[Outgoing], now: datetime) -> None:
+    def copy(
+        self,
+        connection: Connection,
+        commands: Iterable[Outgoing],
+        now: datetime,
+        batch_id: UUID | None = None,
+    ) -> None:
         """Writes the rows of admitted and identified commands, as they come."""
         later: list[str] = []
-        self._copy(connection, "copy_ready", _lines_for_ready(commands, now, later))
+        last, suffix = ("", "") if batch_id is None else (f"\t{batch_id.hex}", "_of_batch")
+        self._copy(connection, f"copy_ready{suffix}", _lines_for_ready(commands, now, last, later))
         if later:
-            self._copy(connection, "copy_scheduled", iter(later))
+            self._copy(connection, f"copy_scheduled{suffix}", iter(later))
 
     def _copy(self, connection: Connection, name: str, lines: Iterator[str]) -> None:
         with own_cursor(connection).copy(statement(name, self.schema)) as copy:
@@ -58,10 +66,10 @@ class Store(Executor):
 
 
 def _lines_for_ready(
-    commands: Iterable[Outgoing], now: datetime, later: list[str]
+    commands: Iterable[Outgoing], now: datetime, last: str, later: list[str]
 ) -> Iterator[str]:
-    """Lines of due commands; those of the others go to `later`. In UTC: in a zone with daylight
-    saving time, Python adds to the time on the clock."""
+    """Lines of due commands, which end with `last`; those of the others go to `later`. In UTC: in
+    a zone with daylight saving time, Python adds to the time on the clock."""
     now = now.astimezone(UTC)
     for command in commands:
         domain, type_, data, id_, _, priority, delay, due, correlation_id, reply_to, most = command
@@ -73,7 +81,7 @@ def _lines_for_ready(
             correlation = f"{correlation_id.int:032x}"
         line = (
             f"{domain}\t{priority}\t{first}\t{type_}\t{data}\t{correlation}"
-            f"\t{reply_to or _COPY_NULL}\t{most or _COPY_NULL}"
+            f"\t{reply_to or _COPY_NULL}\t{most or _COPY_NULL}{last}"
         )
         if delay is not None:
             due = now + timedelta(seconds=delay)

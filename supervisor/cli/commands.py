@@ -250,6 +250,7 @@ def _facts(record: "CommandRecord") -> Iterator[tuple[str, object]]:
     yield "priority", record.priority
     yield "correlation id", record.correlation_id
     yield "reply to", record.reply_to
+    yield "batch", record.batch_id
     yield "sent", _when(record.created_at)
     yield "due", _when(record.due_at) if record.due_at != record.created_at else None
     yield "started", _when(record.started_at)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from cmdbus.logs import set_up_for_terminal
+from cmdbus.supervisor.cli.batches import batch
 from cmdbus.supervisor.cli.commands import cancel, get, list_, reschedule, send
 from cmdbus.supervisor.cli.configuration import read
 from cmdbus.supervisor.cli.domains import domain, pause, resume, status
@@ -111,7 +112,9 @@ def _for_all(group: click.Group, values: dict[str, str | bool]) -> dict[str, Any
     }
 
 
-for command in (send, get, list_, cancel, reschedule, status, domain, pause, resume, tsq, ps):
+for command in (
+    *(send, get, list_, cancel, reschedule, status, domain, pause, resume, batch, tsq, ps),
+):
     main.add_command(command)
 # Commands in the troubleshooting queue are shown like all others.
 tsq.add_command(get, "show")

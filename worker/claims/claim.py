@@ -50,6 +50,7 @@ class Claim(NamedTuple):
     created_at: datetime
     #: Seconds between being due and being claimed.
     waited: float
+    batch_id: UUID | None = None
     #: Position of the row when it was claimed; a renewal moves it.
     ctid: str = "(0,0)"
 
@@ -145,7 +146,7 @@ def results_of(rows: Sequence[Row], *, prefetched: bool) -> Iterator[ClaimResult
         if row[4] is not None:
             claims.append(new(Claim, row[1:]))
         elif row[3] is not None:
-            _, domain, priority, id_, *_, pages, _ctid = row
+            _, domain, priority, id_, *_, pages, _batch_id, _ctid = row
             stopped_at = None if domain is None else (domain, priority)
             yield ClaimResult(claims, prefetched, id_, stopped_at, int(pages))
             claims, prefetched = [], True

@@ -18,7 +18,7 @@ import psycopg
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.database.executor import Executor
 from cmdbus.database.session_names import session_name
-from cmdbus.worker.claims.arrays import ctids, ids, numbers, texts, whole
+from cmdbus.worker.claims.arrays import any_ids, ctids, ids, numbers, texts, whole
 from cmdbus.worker.claims.claim import (
     Claim,
     ClaimKey,
@@ -100,6 +100,7 @@ class ClaimStatements(Executor):
             "ctids": ctids([claim.ctid for claim in settled]),
             "max_attempts": whole([finished.max_attempts for finished in done]),
             "results": texts([finished.outcome.result for finished in done]),
+            "batch_ids": any_ids([claim.batch_id for claim in settled]),
         }
         cursor = self.execute(connection, "settle_and_claim", values, prepare=True, binary=True)
         rows = cursor.fetchall()
@@ -310,8 +311,9 @@ class ClaimStatements(Executor):
 
     def _outcomes(self, done: Sequence[Finished]) -> dict[str, object]:
         outcomes = [finished.outcome for finished in done]
+        claims = [finished.claim for finished in done]
         return {
-            **self._keys([finished.claim for finished in done]),
+            **self._keys(claims),
             "kinds": texts(outcome.kind.value for outcome in outcomes),
             "attempts": numbers(f.claim.attempts + f.outcome.charged for f in done),
             "losses": numbers(
@@ -323,6 +325,7 @@ class ClaimStatements(Executor):
             "codes": texts(outcome.code for outcome in outcomes),
             "messages": texts(outcome.message for outcome in outcomes),
             "details": texts(outcome.details for outcome in outcomes),
+            "batch_ids": any_ids([claim.batch_id for claim in claims]),
         }
 
 

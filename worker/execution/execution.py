@@ -40,6 +40,7 @@ from cmdbus.worker.claims.outcomes import (
     not_to_be_run,
     troubled,
 )
+from cmdbus.worker.execution.handler_batch import HandlerBatch
 from cmdbus.worker.execution.handler_connection import (
     USED_AFTER_FORK,
     USED_AFTER_RETURN,
@@ -275,6 +276,10 @@ class Execution:
                     self._session = self._thread.connect()
                     self._transaction = self._begin(self._session)
             return self._transaction.connection
+
+    def batch(self) -> HandlerBatch | None:
+        batch_id = self.claim.batch_id
+        return None if batch_id is None else HandlerBatch(batch_id, self._statements, self.open)
 
     def extend(self, seconds: float) -> None:
         """The lock: a transaction that opens meanwhile gets the new limits."""

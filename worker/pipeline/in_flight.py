@@ -19,11 +19,13 @@ the board, so that a rescuer knows what ran.
     free     the thread that has settled, released or lost it     any -> GONE
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from threading import Event, Lock
+from uuid import UUID
 
 from cmdbus.board.seats import Seat
 from cmdbus.worker.claims.claim import Claim, Fence, Finished, fence_of
@@ -75,6 +77,8 @@ class InFlight:
         self._entries: dict[Fence, Entry] = {}
         #: Set when there are entries; cleared by housekeeping when none is left.
         self.filled = Event()
+        #: The batches of commands that have left this table; see Batches.
+        self.left_batches: deque[UUID] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -104,6 +108,10 @@ class InFlight:
     def all_claims(self) -> list[Claim]:
         """The claims whose rows are still claimed, as far as is known here."""
         return [entry.claim for entry in list(self._entries.values())]
+
+    def batches(self) -> set[UUID]:
+        """Those that have commands in flight."""
+        return {claim.batch_id for claim in self.all_claims() if claim.batch_id is not None}
 
     def known(self) -> set[Fence]:
         with self._lock:
@@ -160,6 +168,8 @@ class InFlight:
                 entry.state = GONE
                 if entry.index is not None:
                     hide(entry.index)
+                if claim.batch_id is not None:
+                    self.left_batches.append(claim.batch_id)
 
     def end(self) -> int:
         """At the end of the process: the number of claims that are left. Without any, the board

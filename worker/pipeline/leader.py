@@ -37,6 +37,7 @@ from cmdbus.worker.claims.floors import Floors
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason, was_executed
 from cmdbus.worker.claims.turns import Turns
 from cmdbus.worker.pipeline.adoption import Adoption
+from cmdbus.worker.pipeline.batches import Batches
 from cmdbus.worker.pipeline.handled_types import HandledTypes
 from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.pipeline.local_queue import LEADERSHIP, LocalQueue
@@ -65,6 +66,7 @@ class Leader:
         in_flight: InFlight,
         queue: LocalQueue,
         unsettled: Unsettled,
+        batches: Batches,
     ) -> None:
         self._statements = setup.statements
         self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS
@@ -75,6 +77,7 @@ class Leader:
         self._narrowing = Narrowing(setup.statements)
         self.adoption = Adoption(setup.statements, in_flight, setup.claim_bytes)
         self._in_flight, self._queue, self._unsettled = in_flight, queue, unsettled
+        self._batches = batches
         self._handled_types, self._prefetch = handled_types, PrefetchPolicy()
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
         self._turns = Turns(setup.domains)
@@ -146,6 +149,7 @@ class Leader:
         self._waiter.before_claim()
         try:
             found = self._make_round_trip(thread)
+            self._batches.attend(thread.connection)
         except BaseException as error:
             if thread.connection.lost() or not isinstance(error, psycopg.Error):
                 self.adoption.mark_in_doubt(thread.connection.session, error)
@@ -228,6 +232,7 @@ class Leader:
             self._in_flight.take(claims, lambda: thread.given_up), thread.domain_pauses
         )
         self._telemetry.dequeued(thread.slot, claims)
+        self._batches.claimed(claims)
         if claims and wake:
             self._queue.wake()
         if self.stopping.is_set():
@@ -299,7 +304,7 @@ class Leader:
             self._unsettled.log()
             thread.slot.enter(Phase.RESTING, time.monotonic_ns(), 0)
             source = self._waiter.wait_for_work(
-                busy=lambda: bool(self._unsettled) or self.stopping.is_set(),
+                busy=lambda: bool(self._unsettled or self._batches.due) or self.stopping.is_set(),
                 until=self._floors.look_again_at,
             )
             if source is not None:
@@ -307,6 +312,7 @@ class Leader:
             if source is not None or self.stopping.is_set() or not self._waiter.only_own():
                 return
             self._unsettled.settle(thread.connection, thread.slot, self._unsettled.take())
+            self._batches.attend(thread.connection)
             waits = thread.end()
 
     def _recover(self, thread: WorkerThread, error: Exception) -> None:

@@ -30,6 +30,7 @@ from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.execution import Execution
+from cmdbus.worker.pipeline.batches import Batches
 from cmdbus.worker.pipeline.handled_types import QUICK_SECONDS, HandledTypes, RunTimes
 from cmdbus.worker.pipeline.in_flight import Entry, InFlight
 from cmdbus.worker.pipeline.leader import Leader
@@ -54,7 +55,9 @@ class Pipeline:
         self.queue = LocalQueue(self.in_flight)
         self.unsettled = Unsettled(setup.statements, setup.telemetry, self.in_flight)
         self._handled_types = HandledTypes(setup.registry, setup.telemetry.seat, setup.timeouts)
-        self.leader = Leader(setup, self._handled_types, self.in_flight, self.queue, self.unsettled)
+        self.batches = Batches(setup.statements, self.in_flight)
+        shared = self.in_flight, self.queue, self.unsettled, self.batches
+        self.leader = Leader(setup, self._handled_types, *shared)
         self.stopping = self.leader.stopping
 
     def stop_claiming(self) -> None:
@@ -69,10 +72,12 @@ class Pipeline:
         self.unsettled.settle_all(connection, slot)
         self.leader.adoption.mark_orphans_released(connection)
         self.in_flight.release(connection)
+        with suppress(psycopg.Error):  # A steward sees to what is left.
+            self.batches.attend(connection)
 
     @property
     def busy(self) -> bool:
-        return bool(self.in_flight or self.unsettled)
+        return bool(self.in_flight or self.unsettled or self.batches.due)
 
     def take_turn(self, thread: WorkerThread) -> bool:
         """Takes one item of the queue; False if the thread must end."""

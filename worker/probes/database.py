@@ -16,7 +16,7 @@ from cmdbus.errors import CmdbusError
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.sessions import abort_io, abort_io_at
-from cmdbus.worker.probes.responses import Depths
+from cmdbus.worker.probes.responses import Gauges
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class SessionThread:
 
 
 class DepthGauge(SessionThread):
-    """The depths of queues and the age of the oldest snapshot."""
+    """The depths of queues, the age of the oldest snapshot, and the number of batches."""
 
     def __init__(
         self,
@@ -95,15 +95,15 @@ class DepthGauge(SessionThread):
         super().__init__("steward-depths", connect)
         self._within = within
         self._statements = statements
-        #: Written by the thread: the latest count with its time, and the snapshot's age.
+        #: Written by the thread: the latest counts with their time.
         self._counted_at = float("-inf")
-        self._latest: tuple[Depths | None, float | None] = None, None
+        self._latest = Gauges()
 
-    def read(self) -> tuple[Depths | None, float | None]:
-        """The depths, and the oldest snapshot's age in seconds; None if unknown or too old."""
+    def read(self) -> Gauges:
+        """None of them if they are unknown or too old."""
         if self._age() > _FRESH_SECONDS:
             self.ask(_TIMEOUT_SECONDS)
-        return self._latest if self._age() < _STALE_SECONDS else (None, None)
+        return self._latest if self._age() < _STALE_SECONDS else Gauges()
 
     def _age(self) -> float:
         return time.monotonic() - self._counted_at
@@ -115,8 +115,10 @@ class DepthGauge(SessionThread):
             with self.session(self._within) as connection:
                 rows = self._statements.rows(connection, "read_depths")
                 oldest = float(self._statements.value(connection, "read_oldest_snapshot"))
+                counts = self._statements.rows(connection, "count_batches")
+                batches = {status: count for status, count in counts}
             depths = {(domain, state): count for domain, state, count in rows}
-            self._latest, self._counted_at = (depths, oldest), time.monotonic()
+            self._latest, self._counted_at = Gauges(depths, oldest, batches), time.monotonic()
         except (psycopg.Error, CmdbusError, OSError) as error:
             logger.debug("the depths of queues are not known: %s", error)
             self.close()

@@ -18,7 +18,7 @@ from cmdbus.worker.probes import exposition
 from cmdbus.worker.probes import responses as answers
 from cmdbus.worker.probes.database import DepthGauge, Reachability
 from cmdbus.worker.probes.http import Server
-from cmdbus.worker.probes.responses import Response
+from cmdbus.worker.probes.responses import Gauges, Response
 
 #: Seconds for the count, which takes 0.2 for a million commands.
 _STATEMENT_SECONDS = 2.0
@@ -37,10 +37,10 @@ def _answer(
         case "/readyz":
             return answers.ready(view, now, away=reachability.is_away if reachability else None)
         case "/status" | "/metrics":
-            depths, oldest_snapshot = gauge.read() if gauge else (None, None)
+            gauges = gauge.read() if gauge else Gauges()
             if path == "/status":
-                return answers.status(view, board.counters(), depths, now)
-            page = exposition.render(view, board.counters(), depths, oldest_snapshot)
+                return answers.status(view, board.counters(), gauges.depths, now)
+            page = exposition.render(view, board.counters(), gauges)
             return Response(200, page, exposition.CONTENT_TYPE)
     return None
 

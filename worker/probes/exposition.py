@@ -11,7 +11,8 @@ from cmdbus.board.health import Health
 from cmdbus.board.layout import BUCKETS
 from cmdbus.board.records import Phase, Role
 from cmdbus.board.views import BoardView
-from cmdbus.worker.probes.responses import Depths, current_seats
+from cmdbus.producer.records import BatchStatus
+from cmdbus.worker.probes.responses import Depths, Gauges, current_seats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,26 +25,21 @@ _NO_PROCESS = 4
 Sample = tuple[str, Mapping[str, str], float]
 
 
-def render(
-    view: BoardView,
-    counters: CountersView,
-    depths: Depths | None,
-    oldest_snapshot: float | None = None,
-) -> str:
-    """`depths` and `oldest_snapshot`, in seconds, are None while they are unknown."""
+def render(view: BoardView, counters: CountersView, gauges: Gauges) -> str:
     samples = {
         "commands_total": _commands(counters),
         **{f"{name}_total": _one(count) for name, count in counters.counts.items()},
         "wakeups_total": _by("source", counters.wakeups),
         "dequeue_latency_seconds": _histograms(counters.dequeue_latency),
         "handler_duration_seconds": _histograms(counters.handler_duration),
-        "queue_depth": _depths(depths, counters),
+        "queue_depth": _depths(gauges.depths, counters),
+        "batches": _batches(gauges.batches),
         "slots": _slots(view),
         "process_restarts_total": _by("reason", view.restarts),
         "health": _health(view),
         "process_rss_bytes": _rss(view),
         "undead_processes": _one(view.undead),
-        "oldest_snapshot_seconds": _one(oldest_snapshot),
+        "oldest_snapshot_seconds": _one(gauges.oldest_snapshot),
     }
     return "".join(_family(name, samples[name]) for name in _FAMILIES)
 
@@ -76,6 +72,12 @@ def _depths(depths: Depths | None, counters: CountersView) -> Iterator[Sample]:
         for domain in sorted({domain for domain, _ in [*depths, *counters.dequeue_latency]}):
             for state in _STATES:
                 yield "", {"domain": domain, "state": state}, depths.get((domain, state), 0)
+
+
+def _batches(counts: Mapping[str, int] | None) -> Iterator[Sample]:
+    if counts is not None:
+        for status in BatchStatus:
+            yield "", {"status": status.lower()}, counts.get(status, 0)
 
 
 def _slots(view: BoardView) -> Iterator[Sample]:
@@ -137,6 +139,7 @@ _FAMILIES = {
     ),
     "handler_duration_seconds": ("histogram", "Seconds that handlers took, for all outcomes."),
     "queue_depth": ("gauge", "Commands in the database, by state; no samples while it is away."),
+    "batches": ("gauge", "Batches that are kept, by status; no samples while it is away."),
     "slots": ("gauge", "Threads that run commands, by phase."),
     "process_restarts_total": ("counter", "Processes that replaced another one, by reason."),
     "health": (

@@ -9,6 +9,7 @@ Times are monotonic nanoseconds.
 import json
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cmdbus.board.counters import CountersView
 from cmdbus.board.health import Health
@@ -18,6 +19,16 @@ from cmdbus.board.views import BoardView, SeatView
 _NS = 1_000_000_000
 #: Commands by domain and state.
 Depths = Mapping[tuple[str, str], int]
+
+
+class Gauges(NamedTuple):
+    """What is read from the database; None if it is unknown."""
+
+    depths: Depths | None = None
+    #: Seconds.
+    oldest_snapshot: float | None = None
+    #: By status.
+    batches: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

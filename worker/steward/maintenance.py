@@ -80,6 +80,7 @@ class Maintenance:
         removed = self._retention.sweep(connection)
         if removed:
             logger.debug("removed %s commands that their domains do not keep any longer", removed)
+        self._retention.remove_batches(connection)
         self._unhandled.report(connection)
         return self._retention.sweep_in(connection)
 

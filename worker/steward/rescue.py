@@ -8,7 +8,7 @@ is in its socket, and would claim once more for the dead process.
 import logging
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -202,6 +202,8 @@ class RescueRound:
     registry: HandlerRegistry
     #: The directory in which processes write their stacks, in files named by their index.
     stacks: Path
+    #: Called after each.
+    rescued: Callable[[], None] = lambda: None
     #: Monotonic times of the latest tries by index, of those that have not succeeded.
     _tried: dict[int, float] = field(default_factory=dict)
 
@@ -241,6 +243,7 @@ class RescueRound:
             counters.ended(dead.command_type(claim.domain, claim.type).index, end)
         dead.rescued = seat.generation
         self.node.worker_pipe.put()  # The dead process may have taken a byte.
+        self.rescued()
         return True
 
     def release(self, connection: Connection, seat: SeatView) -> Rescued:

@@ -122,6 +122,12 @@ class Retention:
         sweeps = plan_sweeps(now, partitions, keeps, begun)
         return sum(self._remove_rows(connection, day, domain) for day, domain in sweeps)
 
+    def remove_batches(self, connection: Connection) -> int:
+        """Those that are over and that their domains do not keep; returns how many."""
+        remove = partial(self._statements.value, connection, "retain_batches")
+        work = partial(self._repeat, remove, _MAX_ROWS, until=0)
+        return self._attempt("batches", work)
+
     def sweep_in(self, connection: Connection) -> float:
         """Seconds until the next sweep; at most MIN_SWEEP_SECONDS, as settings may change."""
         waits = [keep.sweep_in for keep in self._keeps(connection).values()]

@@ -7,6 +7,7 @@ worker runs it among its own threads.
     RescueRound   releases what processes that have exited had claimed (a fleet's)
     StaleBoards   does so for supervisors that died without a successor (a fleet's)
     TimerRound    promotes due commands, and wakes a worker for leases that have ended
+    BatchRound    ends batches that are over, and goes on with cancellations
     Arming        asks senders for notifications while a worker waits
 
 Each pass runs all rounds. A round that fails keeps no other one from running: all errors end in
@@ -36,6 +37,7 @@ from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.pools import session_settings
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.renewal import Renewal
+from cmdbus.worker.steward.batch_round import BatchRound
 from cmdbus.worker.steward.listening import Listening
 from cmdbus.worker.steward.timer_round import TimerRound
 from cmdbus.worker.waiting.arming import Arming
@@ -79,9 +81,7 @@ class Steward:
         listen: bool = True,
         register: Callable[[Connection], None] = lambda _: None,
     ) -> None:
-        self._node = node
-        self._board = node.board
-        self._pipe = node.steward_pipe
+        self._node, self._board, self._pipe = node, node.board, node.steward_pipe
         self._statements = statements
         self._register = register
         self._session = ThreadConnection(connect)
@@ -96,6 +96,7 @@ class Steward:
         self.timers = TimerRound(
             node, statements, timers, self._arming, self.listening, poll_interval
         )
+        self.batches = BatchRound(statements)
         self._rounds: list[Round] = []
         #: The monotonic time after which the current round is late; infinite between rounds.
         self.late_at = float("inf")
@@ -111,7 +112,8 @@ class Steward:
     def start(self, others: Sequence[Round] = ()) -> None:
         """`others` run in addition to the rounds that every node needs."""
         # Leases before the others: claims of the dead can wait longer than leases of the living.
-        self._rounds = [self.listening.run_round, self._renew, *others, self.timers.run, self._arm]
+        rounds = self.timers.run, self.batches.run, self._arm
+        self._rounds = [self.listening.run_round, self._renew, *others, *rounds]
         self._board.disarm()
         self.threads[0].start()
 

@@ -58,7 +58,8 @@ class StewardProcess:
             listen=settings.listen,
             register=self._register,
         )
-        self._rescue = RescueRound(node, self._statements, registry, stacks)
+        hurry = self._steward.batches.hurry
+        self._rescue = RescueRound(node, self._statements, registry, stacks, hurry)
         self._stale_boards = StaleBoards(stacks.parent, settings.name, self._rescue.release)
         self._maintenance = Maintenance(
             self._statements, lambda: self._connect(_MAINTENANCE_SECONDS), domains

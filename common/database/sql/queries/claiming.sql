@@ -11,10 +11,12 @@ ON CONFLICT DO NOTHING;
 -- claims depend on the result of the settlement, so that they come second and see its effect. (As
 -- CTEs of one statement they run first, and claim the rows that are being settled.)
 SELECT s.lost, c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts,
-    c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited, c.ctid::text
+    c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited,
+    c.batch_id, c.ctid::text
 FROM {schema}.complete(
         %(ctids)s::tid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(command_ids)s::uuid[],
-        %(claimer)s, %(max_attempts)s::smallint[], %(results)s::json[]) s (lost)
+        %(claimer)s, %(max_attempts)s::smallint[], %(results)s::json[],
+        %(batch_ids)s::uuid[]) s (lost)
     LEFT JOIN LATERAL (
         SELECT * FROM {schema}.claim(
             %(claim_domains)s::text[], %(claim_priorities)s::smallint[], %(floors)s::bigint[],
@@ -40,7 +42,7 @@ SELECT CASE
         %(kinds)s::text[], %(attempts)s::smallint[], %(losses)s::smallint[],
         %(max_attempts)s::smallint[], %(results)s::json[],
         %(delays)s::double precision[], %(codes)s::text[], %(messages)s::text[],
-        %(details)s::json[])
+        %(details)s::json[], %(batch_ids)s::uuid[])
     END,
     CASE WHEN %(marker)s::text IS NOT NULL THEN (
         SELECT array_agg(quote_ident(name)) FROM pg_prepared_statements WHERE from_sql) END;
@@ -71,7 +73,7 @@ LIMIT %(count)s;
 SELECT domain, priority, id, token, command_id, type, '', attempts, losses, max_attempts,
     correlation_id, reply_to, {schema}.finite(created_at),
     extract(epoch FROM claimed_at
-        - {schema}.finite(coalesce(due_at, created_at)))::double precision, ctid
+        - {schema}.finite(coalesce(due_at, created_at)))::double precision, batch_id, ctid
 FROM {schema}.ready
 WHERE claimer = %(claimer)s
     AND (%(command_ids)s::uuid[] IS NULL OR command_id = ANY (%(command_ids)s));

@@ -65,37 +65,42 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     {schema}.ready, {schema}.scheduled, {schema}.lease, {schema}.waiter, {schema}.node
     TO {role};
 GRANT SELECT, INSERT ON
-    {schema}.troubleshooting, {schema}.finished, {schema}.event, {schema}.incarnation TO {role};
+    {schema}.troubleshooting, {schema}.finished, {schema}.event, {schema}.incarnation,
+    {schema}.tally TO {role};
 GRANT SELECT ON
-    {schema}.command, {schema}.domain, {schema}.domain_event TO {role};
+    {schema}.command, {schema}.batch, {schema}.batch_state, {schema}.domain,
+    {schema}.domain_event TO {role};
 GRANT SELECT, UPDATE ON SEQUENCE
     {schema}.armed, {schema}.alarm, {schema}.patience, {schema}.longer_patience TO {role};
 GRANT SELECT ON SEQUENCE
     {schema}.ready_id_seq, {schema}.scheduled_id_seq, {schema}.event_id_seq,
-    {schema}.domain_event_id_seq TO {role};
+    {schema}.domain_event_id_seq, {schema}.tally_id_seq TO {role};
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};
 
 -- name: grant_producer
 -- May send and cancel; may read nothing of what others sent.
 GRANT EXECUTE ON FUNCTION
     {schema}.send, {schema}.enqueue, {schema}.admit, {schema}.identify, {schema}.already_sent,
-    {schema}.cancel, {schema}.wake, {schema}.notify, {schema}.domain_bit TO {role};
+    {schema}.cancel, {schema}.batch_exists, {schema}.create_batch, {schema}.cancel_batch,
+    {schema}.cancel_in_batch, {schema}.wake, {schema}.notify, {schema}.domain_bit TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed, {schema}.alarm TO {role};
 -- For bulk sends, which COPY; without the columns of claims and attempts.
-GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts)
-    ON {schema}.ready TO {role};
 GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts,
-              due_at) ON {schema}.scheduled TO {role};
+              batch_id) ON {schema}.ready TO {role};
+GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts,
+              batch_id, due_at) ON {schema}.scheduled TO {role};
 
 -- name: grant_operator
 -- May read everything, cancel, reschedule, resolve and steer domains; may not send, run, or change
 -- a command or its history in any other way.
 GRANT SELECT ON
     {schema}.command, {schema}.ready, {schema}.scheduled, {schema}.troubleshooting,
-    {schema}.event, {schema}.incarnation, {schema}.domain, {schema}.domain_event TO {role};
+    {schema}.event, {schema}.incarnation, {schema}.domain, {schema}.domain_event,
+    {schema}.batch, {schema}.batch_state TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.reschedule,
     {schema}.resolve, {schema}.resolve_batch, {schema}.configure_domain,
+    {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.batch_keys,
     {schema}.wake, {schema}.notify, {schema}.domain_bit, {schema}.is_handled,
     {schema}.is_waiting TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed TO {role};
@@ -105,6 +110,8 @@ GRANT SELECT ON SEQUENCE {schema}.armed TO {role};
 GRANT SELECT (domain, command_id, type, status, priority, attempts, max_attempts, error_code,
               correlation_id, reply_to, batch_id, created_at, due_at, started_at, finished_at,
               worker) ON {schema}.command TO {role};
+GRANT SELECT (batch_id, domain, status, total, completed, failed, canceled, in_troubleshooting,
+              remaining, created_at, started_at, completed_at) ON {schema}.batch TO {role};
 -- For counts of domains and of troubleshooting.
 GRANT SELECT (domain, type, created_at, due_at, lease_until) ON {schema}.ready TO {role};
 GRANT SELECT (domain, type) ON {schema}.scheduled TO {role};

@@ -29,20 +29,23 @@ WITH from_ready AS (
             AND {schema}.is_claimable(r.claimer, r.lease_until)
         LIMIT %(count)s
         FOR UPDATE SKIP LOCKED))
-    RETURNING command_id
+    RETURNING command_id, batch_id
 ), from_scheduled AS (
     DELETE FROM {schema}.scheduled WHERE ctid = ANY (ARRAY(
         SELECT s.ctid FROM {schema}.scheduled s WHERE s.domain = %(domain)s
         LIMIT %(count)s
         FOR UPDATE SKIP LOCKED))
-    RETURNING command_id
+    RETURNING command_id, batch_id
 ), gone AS (
-    SELECT command_id FROM from_ready UNION ALL SELECT command_id FROM from_scheduled
+    TABLE from_ready UNION ALL TABLE from_scheduled
 ), identities AS (
     DELETE FROM {schema}.identity i USING gone g
     WHERE i.domain = %(domain)s AND i.command_id = g.command_id
 ), events AS (
     DELETE FROM {schema}.event e USING gone g
     WHERE e.domain = %(domain)s AND e.command_id = g.command_id
+), tallies AS (
+    INSERT INTO {schema}.tally (batch_id, total)
+    SELECT batch_id, -count(*) FROM gone WHERE batch_id IS NOT NULL GROUP BY batch_id
 )
 SELECT count(*) FROM gone;

@@ -22,9 +22,10 @@ WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
         FROM (VALUES
             ('{ready,scheduled,lease,waiter,node}'::text[],
              '{SELECT,INSERT,UPDATE,DELETE}'::text[]),
-            ('{troubleshooting,finished,event,incarnation}', '{SELECT,INSERT}'),
-            ('{command,domain,domain_event,migration}', '{SELECT}'),
-            ('{ready_id_seq,scheduled_id_seq,event_id_seq,domain_event_id_seq}', '{SELECT}'),
+            ('{troubleshooting,finished,event,incarnation,tally}', '{SELECT,INSERT}'),
+            ('{command,batch,batch_state,domain,domain_event,migration}', '{SELECT}'),
+            ('{ready_id_seq,scheduled_id_seq,event_id_seq,domain_event_id_seq,tally_id_seq}',
+             '{SELECT}'),
             ('{armed,alarm,patience,longer_patience}', '{SELECT,UPDATE}')) v (tables, privileges)
     )
 SELECT 'USAGE on the schema' FROM home WHERE NOT has_schema_privilege(oid, 'USAGE')
@@ -86,6 +87,8 @@ WITH RECURSIVE queue AS (
     SELECT 'event', max(id) FROM (SELECT id FROM {schema}.event LIMIT 1000) e
     UNION ALL
     SELECT 'domain_event', max(id) FROM (SELECT id FROM {schema}.domain_event LIMIT 1000) d
+    UNION ALL
+    SELECT 'tally', max(id) FROM (SELECT id FROM {schema}.tally LIMIT 1000) t
 )
 SELECT name FROM found
 WHERE id > coalesce(

@@ -77,7 +77,7 @@ FROM {schema}.domain_event WHERE domain = %(domain)s ORDER BY id;
 -- The newest first. The reason is that of the event that recorded the move.
 SELECT t.domain, t.command_id, t.type, 'IN_TROUBLESHOOTING_QUEUE', t.priority,
     t.attempts::integer, t.max_attempts::integer, t.data::text, NULL, t.error_code,
-    t.error_message, t.correlation_id, t.reply_to, NULL::uuid, t.created_at,
+    t.error_message, t.correlation_id, t.reply_to, t.batch_id, t.created_at,
     least(greatest(coalesce(t.due_at, t.created_at), '0002-01-01'), '9998-12-31'),
     t.claimed_at, NULL::timestamptz, i.worker, t.failed_at,
     (SELECT e.details ->> 'reason'::text FROM {schema}.event e

@@ -28,6 +28,17 @@ COPY {schema}.ready (
     domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts
 ) FROM STDIN;
 
+-- name: copy_ready_of_batch
+COPY {schema}.ready (
+    domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts, batch_id
+) FROM STDIN;
+
+-- name: copy_scheduled_of_batch
+COPY {schema}.scheduled (
+    domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts, batch_id,
+    due_at
+) FROM STDIN;
+
 -- name: copy_scheduled
 COPY {schema}.scheduled (
     domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts, due_at

@@ -21,14 +21,21 @@ CREATE DOMAIN {schema}.attempt_limit AS smallint CHECK (VALUE > 0);
 -- A reason or an operator's name: 2,000 characters, each up to six when escaped.
 CREATE DOMAIN {schema}.remark AS text CHECK (length(VALUE) <= 12000);
 
+-- What a batch sends when it is over; delay is in seconds. own: the id is the caller's.
+CREATE TYPE {schema}.request AS (
+    domain {schema}.name, type {schema}.name, data {schema}.payload, command_id uuid, own boolean,
+    priority {schema}.priority, delay double precision, run_at {schema}.finite_time,
+    reply_to {schema}.name, max_attempts {schema}.attempt_limit
+);
+
 -- A claim, as a worker reads it. ctid is where its row was then: a settlement looks there first.
 CREATE TYPE {schema}.claimed AS (
     domain text, priority smallint, id bigint, token bigint, command_id uuid, type text,
     data text, attempts smallint, losses smallint, max_attempts smallint, correlation_id uuid,
-    reply_to text, created_at timestamptz, waited double precision, ctid tid
+    reply_to text, created_at timestamptz, waited double precision, batch_id uuid, ctid tid
 );
 
 -- Another role's operator on such a type would match better than PostgreSQL's own.
 REVOKE USAGE ON DOMAIN {schema}.name, {schema}.payload, {schema}.finite_time, {schema}.priority,
     {schema}.attempt_limit, {schema}.remark FROM PUBLIC;
-REVOKE USAGE ON TYPE {schema}.claimed FROM PUBLIC;
+REVOKE USAGE ON TYPE {schema}.claimed, {schema}.request FROM PUBLIC;

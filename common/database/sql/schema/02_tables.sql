@@ -23,6 +23,7 @@ CREATE TABLE {schema}.ready (
     data {schema}.payload NOT NULL,
     error_code text,
     error_message text,
+    batch_id uuid,
     -- Claims and settlements find rows by it; no other index may be sorted by id.
     PRIMARY KEY (domain, priority, id)
 ) WITH (fillfactor = 50);
@@ -36,6 +37,9 @@ CREATE INDEX ready_command ON {schema}.ready (command_id, id);
 -- Commands whose claims were lost before. It is empty for all others, whose claims stay HOT.
 CREATE INDEX ready_lost ON {schema}.ready (domain, priority, id) WHERE losses > 0;
 
+-- Finds the commands of a batch. Commands without one are not in it.
+CREATE INDEX ready_batch ON {schema}.ready (batch_id, created_at, id) WHERE batch_id IS NOT NULL;
+
 -- Delayed sends and retries, until they are due: a million of them slow no claim.
 CREATE TABLE {schema}.scheduled (LIKE {schema}.ready INCLUDING DEFAULTS INCLUDING IDENTITY);
 ALTER TABLE {schema}.scheduled
@@ -47,6 +51,9 @@ CREATE INDEX scheduled_command ON {schema}.scheduled (domain, command_id);
 
 -- Domains take turns by it, if more is due than one promotion moves.
 CREATE INDEX scheduled_turn ON {schema}.scheduled (domain, priority, due_at, id);
+
+CREATE INDEX scheduled_batch ON {schema}.scheduled (batch_id, created_at, id)
+    WHERE batch_id IS NOT NULL;
 
 -- Commands that need an operator.
 CREATE TABLE {schema}.troubleshooting (
@@ -70,11 +77,16 @@ CREATE TABLE {schema}.troubleshooting (
     data json NOT NULL,
     error_code text,
     error_message text,
+    batch_id uuid,
     PRIMARY KEY (domain, command_id)
 );
 
 -- Lists the newest first.
 CREATE INDEX troubleshooting_newest ON {schema}.troubleshooting (failed_at);
+
+-- Also counts them for their batch.
+CREATE INDEX troubleshooting_batch ON {schema}.troubleshooting (batch_id, created_at)
+    WHERE batch_id IS NOT NULL;
 
 -- History, with a partition for each day (UTC), so that retention can drop a day.
 CREATE TABLE {schema}.finished (
@@ -98,11 +110,15 @@ CREATE TABLE {schema}.finished (
     result json,
     error_code text,
     error_message text,
+    batch_id uuid,
     PRIMARY KEY (domain, command_id, finished_at)
 ) PARTITION BY RANGE (finished_at);
 
 -- query() lists the newest first.
 CREATE INDEX finished_newest ON {schema}.finished (created_at);
+
+CREATE INDEX finished_batch ON {schema}.finished (batch_id, status, created_at)
+    WHERE batch_id IS NOT NULL;
 
 -- Failed attempts, lost leases, kills with their stack, operators' actions. The normal course of
 -- a command leaves none.
@@ -161,6 +177,54 @@ CREATE TABLE {schema}.domain_event (
     message text,
     details json,
     PRIMARY KEY (domain, id)
+);
+
+-- Batches. The counters are without the tally, which is added to them now and then; remaining is
+-- what they leave open. The normal course is read from the times.
+CREATE TABLE {schema}.batch_state (
+    batch_id uuid PRIMARY KEY,
+    total bigint NOT NULL CHECK (total BETWEEN 1 AND 1000000000000),
+    completed bigint NOT NULL DEFAULT 0,
+    failed bigint NOT NULL DEFAULT 0,
+    canceled bigint NOT NULL DEFAULT 0,
+    remaining bigint NOT NULL GENERATED ALWAYS AS (total - completed - failed - canceled) STORED,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    started_at timestamptz,
+    cancel_requested_at timestamptz,
+    completed_at timestamptz,
+    domain {schema}.name NOT NULL,
+    status text COLLATE "C" NOT NULL GENERATED ALWAYS AS (
+        CASE WHEN completed_at IS NULL AND started_at IS NULL THEN 'PENDING'
+             WHEN completed_at IS NULL THEN 'IN_PROGRESS'
+             WHEN cancel_requested_at IS NOT NULL THEN 'CANCELED'
+             WHEN failed + canceled > 0 THEN 'COMPLETED_WITH_FAILURES'
+             ELSE 'COMPLETED' END) STORED,
+    name {schema}.remark,
+    data {schema}.payload,
+    cancel_operator text,
+    cancel_reason text,
+    on_complete {schema}.request,
+    on_cancel {schema}.request
+) WITH (fillfactor = 50);
+
+-- Lists the newest first.
+CREATE INDEX batch_state_newest ON {schema}.batch_state (created_at);
+
+-- Those whose cancellation has not ended.
+CREATE INDEX batch_state_canceling ON {schema}.batch_state (cancel_requested_at)
+    WHERE cancel_requested_at IS NOT NULL AND completed_at IS NULL;
+
+-- What happened to batches and is not added to their counters yet: a line for each batch in each
+-- transaction that ends commands or adds some. A counter that all of them changed would make
+-- handlers wait for each other's commits.
+CREATE TABLE {schema}.tally (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    batch_id uuid NOT NULL,
+    total bigint NOT NULL DEFAULT 0,
+    completed bigint NOT NULL DEFAULT 0,
+    failed bigint NOT NULL DEFAULT 0,
+    canceled bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (batch_id, id)
 );
 
 -- Worker processes. Each draws its number at random, because a server that was restored to an
@@ -232,25 +296,42 @@ SELECT c.domain, c.command_id, c.type, c.status, c.priority,
     (c.attempts + CASE WHEN c.status = 'IN_PROGRESS' THEN 1 ELSE 0 END)::integer AS attempts,
     c.max_attempts::integer AS max_attempts,
     c.data, c.result, c.error_code, c.error_message, c.correlation_id, c.reply_to,
-    NULL::uuid AS batch_id,
-    c.created_at, c.due_at, c.claimed_at AS started_at, c.finished_at, i.worker
+    c.batch_id, c.created_at, c.due_at, c.claimed_at AS started_at, c.finished_at, i.worker
 FROM (
     SELECT domain::text, command_id, type::text,
         CASE WHEN lease_until > clock_timestamp() THEN 'IN_PROGRESS' ELSE 'PENDING' END AS status,
         priority::smallint, attempts, max_attempts::smallint, data::json, NULL::json AS result,
         error_code, error_message, correlation_id, reply_to::text, created_at,
         coalesce(due_at::timestamptz, created_at) AS due_at, claimed_at,
-        NULL::timestamptz AS finished_at, claimer
+        NULL::timestamptz AS finished_at, claimer, batch_id
     FROM (TABLE {schema}.ready UNION ALL TABLE {schema}.scheduled) waiting
     UNION ALL
     SELECT domain, command_id, type, 'IN_TROUBLESHOOTING_QUEUE', priority, attempts, max_attempts,
         data, NULL, error_code, error_message, correlation_id, reply_to, created_at,
-        coalesce(due_at, created_at), claimed_at, NULL, claimer
+        coalesce(due_at, created_at), claimed_at, NULL, claimer, batch_id
     FROM {schema}.troubleshooting
     UNION ALL
     SELECT domain, command_id, type, status, priority, attempts, max_attempts, data, result,
         error_code, error_message, correlation_id, reply_to, created_at,
-        coalesce(due_at, created_at), claimed_at, finished_at, claimer
+        coalesce(due_at, created_at), claimed_at, finished_at, claimer, batch_id
     FROM {schema}.finished
 ) c
 LEFT JOIN {schema}.incarnation i ON i.id = c.claimer;
+
+-- One row for each batch, with counters that are exact: a command counts in the transaction that
+-- ends it.
+CREATE VIEW {schema}.batch AS
+SELECT b.batch_id, b.domain::text AS domain, b.name::text AS name, b.data::json AS data, b.status,
+    b.total + t.total AS total, b.completed + t.completed AS completed,
+    b.failed + t.failed AS failed, b.canceled + t.canceled AS canceled,
+    (SELECT count(*) FROM {schema}.troubleshooting q WHERE q.batch_id = b.batch_id)
+        AS in_troubleshooting,
+    b.remaining + t.total - t.completed - t.failed - t.canceled AS remaining,
+    b.created_at, b.started_at, b.completed_at
+FROM {schema}.batch_state b, LATERAL (
+    SELECT coalesce(sum(l.total), 0)::bigint AS total,
+        coalesce(sum(l.completed), 0)::bigint AS completed,
+        coalesce(sum(l.failed), 0)::bigint AS failed,
+        coalesce(sum(l.canceled), 0)::bigint AS canceled
+    FROM {schema}.tally l WHERE l.batch_id = b.batch_id
+) t;

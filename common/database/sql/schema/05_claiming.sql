@@ -282,7 +282,8 @@ BEGIN
         r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
         r.reply_to::text, {schema}.finite(r.created_at),
         extract(epoch FROM clock_timestamp()
-            - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.ctid;
+            - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.batch_id,
+        r.ctid;
     RETURN NEXT last;
 END
 $$;
@@ -375,7 +376,8 @@ BEGIN
         r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
         r.reply_to::text, {schema}.finite(r.created_at),
         extract(epoch FROM clock_timestamp()
-            - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.ctid;
+            - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.batch_id,
+        r.ctid;
 END
 $$;
 

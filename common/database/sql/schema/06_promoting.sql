@@ -18,9 +18,9 @@ BEGIN
     )
     INSERT INTO {schema}.ready (
         token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,
-        losses, max_attempts, domain, type, reply_to, data, error_code, error_message)
+        losses, max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id)
     SELECT token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,
-        losses, max_attempts, domain, type, reply_to, data, error_code, error_message
+        losses, max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id
     FROM gone ORDER BY due_at, id;
     GET DIAGNOSTICS promoted = ROW_COUNT;
     RETURN promoted;

@@ -15,11 +15,12 @@ AS $$
 $$;
 
 -- Settles completed commands without replies: the hot path, called by a leader's round trip.
--- Waits for locked rows. Returns the positions of claims that it did not find. (As a part of
--- settle it is a third slower: triggers of inserts fire for no rows, too.)
+-- Waits for locked rows. Returns the positions of claims that it did not find. p_batch_ids is NULL
+-- if no command is of a batch. (As a part of settle it is a third slower: triggers of inserts fire
+-- for no rows, too.)
 CREATE FUNCTION {schema}.complete(
     p_ctids tid[], p_ids bigint[], p_tokens bigint[], p_command_ids uuid[], p_claimer bigint,
-    p_max_attempts smallint[], p_results json[]
+    p_max_attempts smallint[], p_results json[], p_batch_ids uuid[]
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -27,6 +28,7 @@ DECLARE
     ctids tid[] := p_ctids;
     found bigint[];
     settled bigint[] := '{}';
+    lost bigint[] := '{}';
 BEGIN
     IF cardinality(p_ids) = 0 THEN
         RETURN '{}';
@@ -40,21 +42,20 @@ BEGIN
                 AND r.claimer = p_claimer AND r.command_id IS NOT DISTINCT FROM o.command_id
             RETURNING r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
                 r.correlation_id, r.priority, r.attempts + 1 AS attempts, r.losses,
-                o.max_attempts, r.domain, r.type, r.data, o.result, o.position
+                o.max_attempts, r.domain, r.type, r.data, r.batch_id, o.result, o.position
         ), history AS (
             INSERT INTO {schema}.finished (
                 token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
-                priority, attempts, losses, max_attempts, domain, type, data, result, status)
+                priority, attempts, losses, max_attempts, domain, type, data, result, batch_id,
+                status)
             SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
-                priority, attempts, losses, max_attempts, domain, type, data, result, 'COMPLETED'
+                priority, attempts, losses, max_attempts, domain, type, data, result, batch_id,
+                'COMPLETED'
             FROM gone
         )
         SELECT array_agg(position) INTO found FROM gone;
         settled := settled || found;
-        IF cardinality(settled) = cardinality(p_ids) THEN
-            RETURN '{}';
-        END IF;
-        EXIT WHEN pass = 2;
+        EXIT WHEN cardinality(settled) = cardinality(p_ids) OR pass = 2;
         -- Rows that have moved since the claim, as a renewal moves them. Locked, so that they
         -- do not move again.
         ctids := ARRAY(
@@ -66,8 +67,14 @@ BEGIN
                 WITH ORDINALITY o (command_id, id, token, position)
             ORDER BY o.position);
     END LOOP;
-    RETURN ARRAY(SELECT n FROM generate_series(1, cardinality(p_ids)::bigint) n
-                 WHERE n <> ALL (settled));
+    IF cardinality(settled) < cardinality(p_ids) THEN
+        lost := ARRAY(SELECT n FROM generate_series(1, cardinality(p_ids)::bigint) n
+                      WHERE n <> ALL (settled));
+    END IF;
+    IF p_batch_ids IS NOT NULL THEN
+        PERFORM {schema}.count_ended(p_batch_ids, NULL, lost);
+    END IF;
+    RETURN lost;
 END
 $$;
 
@@ -75,18 +82,20 @@ $$;
 -- did not find. Called by workers for all but the hot path, and within a handler's transaction.
 -- Waits for locked rows. By its kind a command goes to history (COMPLETED, FAILED), to scheduled
 -- for its delay (RETRY) or to troubleshooting (TROUBLE); each but COMPLETED leaves an event.
--- attempts and losses are the totals to store. losses NULL: the server ended the session of the
--- execution, which counts a loss unless the server was restarted since the claim.
+-- attempts and losses are the totals to store. p_batch_ids is NULL if no command is of a batch.
+-- losses NULL: the server ended the session of the execution, which counts a loss unless the server
+-- was restarted since the claim.
 CREATE FUNCTION {schema}.settle(
     p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
     p_command_ids uuid[], p_claimer bigint, p_kinds text[], p_attempts smallint[],
     p_losses smallint[], p_max_attempts smallint[], p_results json[], p_delays double precision[],
-    p_codes text[], p_messages text[], p_details json[]
+    p_codes text[], p_messages text[], p_details json[], p_batch_ids uuid[]
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     settled bigint[];
+    lost bigint[] := '{}';
 BEGIN
     WITH gone AS (
         DELETE FROM {schema}.ready r
@@ -105,29 +114,29 @@ BEGIN
         INSERT INTO {schema}.finished (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, domain, type, reply_to, status, data, result,
-            error_code, error_message)
+            error_code, error_message, batch_id)
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
             priority, attempts_made, all_losses, attempt_limit, domain, type, reply_to, kind, data,
-            result, code, message
+            result, code, message, batch_id
         FROM gone WHERE kind IN ('COMPLETED', 'FAILED')
     ), later AS (
         INSERT INTO {schema}.scheduled (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
-            error_message)
+            error_message, batch_id)
         SELECT token, claimer, claimed_at, created_at,
             clock_timestamp() + make_interval(secs => delay), command_id, correlation_id,
             priority, attempts_made, all_losses, max_attempts, domain, type, reply_to, data, code,
-            message
+            message, batch_id
         FROM gone WHERE kind = 'RETRY'
     ), trouble AS (
         INSERT INTO {schema}.troubleshooting (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
-            error_code, error_message)
+            error_code, error_message, batch_id)
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
             priority, attempts_made, all_losses, attempt_limit, max_attempts, domain, type,
-            reply_to, data, code, message
+            reply_to, data, code, message, batch_id
         FROM gone WHERE kind = 'TROUBLE'
     ), events AS (
         INSERT INTO {schema}.event (
@@ -147,11 +156,14 @@ BEGIN
         FROM gone WHERE reply_to IS NOT NULL AND kind IN ('COMPLETED', 'FAILED')
     )
     SELECT array_agg(position) INTO settled FROM gone;
-    IF cardinality(settled) = cardinality(p_ids) THEN
-        RETURN '{}';
+    IF cardinality(settled) IS DISTINCT FROM cardinality(p_ids) THEN
+        lost := ARRAY(SELECT n::bigint FROM generate_series(1, cardinality(p_ids)) n
+                      WHERE settled IS NULL OR n <> ALL (settled));
     END IF;
-    RETURN ARRAY(SELECT n::bigint FROM generate_series(1, cardinality(p_ids)) n
-                 WHERE settled IS NULL OR n <> ALL (settled));
+    IF p_batch_ids IS NOT NULL THEN
+        PERFORM {schema}.count_ended(p_batch_ids, p_kinds, lost);
+    END IF;
+    RETURN lost;
 END
 $$;
 
@@ -190,10 +202,10 @@ BEGIN
     INSERT INTO {schema}.troubleshooting (
         token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
         attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
-        error_code, error_message)
+        error_code, error_message, batch_id)
     SELECT token, p_claimer, claimed_at, created_at, due_at, new_command_id, correlation_id,
         priority, attempts, losses, max_attempts, max_attempts, domain, type, reply_to, data,
-        p_code, why
+        p_code, why, batch_id
     FROM (TABLE from_ready UNION ALL TABLE from_scheduled) gone
     RETURNING attempts, claimed_at INTO event_attempt, event_claimed_at;
     IF NOT FOUND THEN

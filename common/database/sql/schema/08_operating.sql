@@ -90,6 +90,7 @@ AS $$
 DECLARE
     canceled bigint;
     replied bigint;
+    batch_ids uuid[];
     failure json := json_build_object('code', 'CANCELED', 'message', p_reason, 'details', NULL);
 BEGIN
     PERFORM {schema}.ensure_partition();
@@ -99,18 +100,22 @@ BEGIN
         INSERT INTO {schema}.finished (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, domain, type, reply_to, data, status, error_code,
-            error_message)
+            error_message, batch_id)
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
             priority, attempts, losses, max_attempts, domain, type, reply_to, data, 'CANCELED',
-            'CANCELED', p_reason
+            'CANCELED', p_reason, batch_id
         FROM taken
     ), events AS (
         INSERT INTO {schema}.event (call, domain, command_id, kind, operator, code, message)
         SELECT p_call, domain, command_id, 'CANCELED', p_operator, 'CANCELED', p_reason FROM taken
     )
     SELECT count(*), count(CASE WHEN reply_to IS NOT NULL THEN {schema}.send_reply(
-        reply_to, command_id, type, correlation_id, 'CANCELED', failure)::text END)
-    INTO canceled, replied FROM taken;
+        reply_to, command_id, type, correlation_id, 'CANCELED', failure)::text END),
+        array_agg(batch_id) FILTER (WHERE batch_id IS NOT NULL)
+    INTO canceled, replied, batch_ids FROM taken;
+    IF batch_ids IS NOT NULL THEN
+        PERFORM {schema}.end_in_batches(batch_ids, 'CANCELED');
+    END IF;
     RETURN canceled;
 END
 $$;
@@ -221,19 +226,19 @@ BEGIN
             INSERT INTO {schema}.ready (
                 token, claimed_at, created_at, due_at, command_id, correlation_id, priority,
                 attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
-                error_message)
+                error_message, batch_id)
             SELECT new_token, claimed_at, created_at, new_due_at, command_id, correlation_id,
                 new_priority, attempts, new_losses, max_attempts, domain, type, reply_to, data,
-                error_code, error_message
+                error_code, error_message, batch_id
             FROM moved WHERE new_due_at IS NULL OR new_due_at <= present
         ), to_scheduled AS (
             INSERT INTO {schema}.scheduled (
                 token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
                 priority, attempts, losses, max_attempts, domain, type, reply_to, data,
-                error_code, error_message)
+                error_code, error_message, batch_id)
             SELECT new_token, claimer, claimed_at, created_at, new_due_at, command_id,
                 correlation_id, new_priority, attempts, new_losses, max_attempts, domain, type,
-                reply_to, data, error_code, error_message
+                reply_to, data, error_code, error_message, batch_id
             FROM moved WHERE new_due_at > present
         )
         INSERT INTO {schema}.event (
@@ -269,6 +274,7 @@ AS $$
 DECLARE
     resolved bigint;
     replied bigint;
+    batch_ids uuid[];
     failure json := json_build_object('code', 'CANCELED', 'message', p_reason, 'details', NULL);
 BEGIN
     PERFORM {schema}.ensure_partition();
@@ -281,21 +287,22 @@ BEGIN
         -- The token stays, because it never goes back; the id is a new one, above all floors.
         INSERT INTO {schema}.ready (
             token, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-            max_attempts, domain, type, reply_to, data, error_code, error_message)
+            max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id)
         SELECT token, claimed_at, created_at, clock_timestamp(), command_id, correlation_id,
-            priority, sent_max_attempts, domain, type, reply_to, data, error_code, error_message
+            priority, sent_max_attempts, domain, type, reply_to, data, error_code, error_message,
+            batch_id
         FROM gone WHERE p_action = 'RETRY' ORDER BY failed_at
     ), history AS (
         INSERT INTO {schema}.finished (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, domain, type, reply_to, data, status, result,
-            error_code, error_message)
+            error_code, error_message, batch_id)
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
             priority, attempts, losses, max_attempts, domain, type, reply_to, data,
             CASE p_action WHEN 'CANCEL' THEN 'CANCELED' ELSE 'COMPLETED' END,
             CASE p_action WHEN 'COMPLETE' THEN p_result END,
             CASE p_action WHEN 'CANCEL' THEN 'CANCELED' END,
-            CASE p_action WHEN 'CANCEL' THEN p_reason END
+            CASE p_action WHEN 'CANCEL' THEN p_reason END, batch_id
         FROM gone WHERE p_action <> 'RETRY'
     ), events AS (
         INSERT INTO {schema}.event (call, command_id, domain, kind, operator, message)
@@ -305,8 +312,13 @@ BEGIN
         CASE WHEN p_action <> 'RETRY' AND reply_to IS NOT NULL THEN {schema}.send_reply(
             reply_to, command_id, type, correlation_id,
             CASE p_action WHEN 'CANCEL' THEN 'CANCELED' ELSE 'SUCCESS' END,
-            CASE p_action WHEN 'CANCEL' THEN failure ELSE p_result END)::text END)
-    INTO resolved, replied FROM gone;
+            CASE p_action WHEN 'CANCEL' THEN failure ELSE p_result END)::text END),
+        array_agg(batch_id) FILTER (WHERE p_action <> 'RETRY' AND batch_id IS NOT NULL)
+    INTO resolved, replied, batch_ids FROM gone;
+    IF batch_ids IS NOT NULL THEN
+        PERFORM {schema}.end_in_batches(
+            batch_ids, CASE p_action WHEN 'CANCEL' THEN 'CANCELED' ELSE 'COMPLETED' END);
+    END IF;
     RETURN resolved;
 END
 $$;

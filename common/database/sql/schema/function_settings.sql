@@ -9,12 +9,14 @@ BEGIN
         SELECT p.oid::regprocedure, string_agg(kind.settings, ' ')
         FROM pg_proc p JOIN (VALUES
             -- Finds rows by key, whatever the statistics say.
-            ('claim claim_row claim_suspect complete find_due fitting note_lost promote release'
-             ' renew resolve_keys retain_day set_aside settle suspect_waits take',
+            ('add_to_batch batch_keys cancel_in_batch claim claim_row claim_suspect complete'
+             ' end_batches find_due fitting fold_batch note_lost promote release renew'
+             ' resolve_keys retain_day set_aside settle start_batches suspect_waits take',
              'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
             -- In the order of an index.
-            ('cancel_ready cancel_scheduled claim find_due promote', 'SET enable_sort = off'),
+            ('batch_keys cancel_in_batch cancel_ready cancel_scheduled claim find_due promote',
+             'SET enable_sort = off'),
             -- An error, and not an empty queue, if row security hides commands from the role.
             ('claim claim_suspect complete promote release renew settle suspect_waits',
              'SET row_security = off'),

@@ -1,0 +1,284 @@
+"""The methods of `CommandBus` about batches: commands that are sent together and end together."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from cmdbus.backoff import Backoff
+from cmdbus.checks import (
+    check_aware,
+    check_id,
+    check_name,
+    check_operator,
+    check_seconds,
+    check_text,
+    check_whole,
+)
+from cmdbus.clock import time
+from cmdbus.data import encode
+from cmdbus.database.pool import Connection
+from cmdbus.errors import BatchNotFoundError, InvalidOperationError
+from cmdbus.producer.batch_requests import Source, encoded
+from cmdbus.producer.connections import Connections
+from cmdbus.producer.ids import new_call, new_id
+from cmdbus.producer.records import (
+    AuditEvent,
+    BatchRecord,
+    BatchStatus,
+    CommandRecord,
+    Status,
+    check_status,
+)
+from cmdbus.producer.requests import Limits, Outgoing, SendRequest
+from cmdbus.producer.sending import BulkSend, SendAttempt, Sender
+from cmdbus.producer.steering import Steering, canceled_chunks
+from cmdbus.producer.store import Store
+
+#: Seconds between two reads of `wait_batch`.
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
+
+
+class BatchCreation:
+    """Writes the commands in parts, as they are read, and then the batch, in one transaction."""
+
+    def __init__(
+        self,
+        store: Store,
+        sender: Sender,
+        limits: Limits,
+        source: Source,
+        values: Mapping[str, object],
+        after: Sequence[Outgoing | None],
+    ) -> None:
+        """`after`: what is sent when the batch is complete, and when it is canceled."""
+        self.batch_id = new_id()
+        self._store, self._sender, self._limits = store, sender, limits
+        self._source = source
+        on_complete, on_cancel = map(encoded, after)
+        self._values = {**values, "on_complete": on_complete, "on_cancel": on_cancel}
+        # Ids of the caller's are taken now, so that the batch can send these commands later.
+        self._own = BulkSend(
+            [SendRequest(c.domain, c.type, command_id=c.command_id) for c in after if c and c.own]
+        )
+
+    def write(self, connection: Connection, attempt: SendAttempt) -> None:
+        self._sender.wait_for_first_try(connection, attempt)
+        with self._sender.transaction(connection):
+            if attempt.number is not None and self._store.value(
+                connection, "batch_exists", batch_id=self.batch_id, call=attempt.number
+            ):
+                return
+            total = 0
+            for part in self._source.parts():
+                call = None if attempt.number is None else new_call()
+                bulk = BulkSend(part)
+                self._sender.write(connection, bulk, self._limits.check, call, self.batch_id)
+                total += len(part)
+            if not total:
+                raise ValueError("Batch must contain at least one command")
+            if self._own.requests:
+                self._sender.identify(connection, self._own, new_call())
+            self._store.value(
+                connection, "create_batch", batch_id=self.batch_id, **self._values, total=total
+            )
+
+
+class Batches(Steering):
+    """`requests` pass the hook `on_send` of the bus, if it has one."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        limits: Limits,
+        store: Store,
+        on_send: Callable[[SendRequest], SendRequest] | None,
+    ) -> None:
+        super().__init__(connections, limits.priorities)
+        self._limits, self._on_send = limits, on_send
+        self._store, self._sender = store, Sender(store)
+
+    def create_batch(
+        self,
+        domain: str,
+        requests: Iterable[SendRequest],
+        *,
+        name: str | None = None,
+        data: Any = None,
+        on_complete: SendRequest | None = None,
+        on_cancel: SendRequest | None = None,
+        connection: Connection | None = None,
+    ) -> UUID:
+        """Sends all `requests` as a batch, in one transaction, and returns the batch's id.
+
+        `requests` may be an iterator of any length: it is read in parts, and memory does not grow
+        with it. A call whose connection dies is repeated only if `requests` can be read again.
+        The commands may be of any domains; the batch is listed under `domain`, which also says
+        how long it is kept once it is over. `name` and `data`, any JSON value, are for you.
+
+        When all commands are COMPLETED, FAILED or CANCELED, `on_complete` is sent; if the batch
+        was canceled, `on_cancel` is. Both get the batch's id as correlation id, and neither is
+        part of the batch.
+
+        Raises what `send_many` raises, and ValueError if there is no request.
+        """
+        values = {
+            "domain": check_name("domain", domain),
+            "name": check_text("name", name),
+            "data": encode(data, max_bytes=self._limits.max_bytes),
+        }
+        after = self._after(on_complete), self._after(on_cancel)
+        source = Source(requests, self._seen)
+        creation = BatchCreation(self._store, self._sender, self._limits, source, values, after)
+        self._run(connection, creation.write)
+        return creation.batch_id
+
+    def get_batch(
+        self, batch_id: UUID | str, *, connection: Connection | None = None
+    ) -> BatchRecord | None:
+        """The batch as it is now, or None if there is none with this `batch_id`."""
+        values = {"batch_id": check_id("batch_id", batch_id)}
+        records = self._connections.records(BatchRecord, connection, "read_batch", **values)
+        return records[0] if records else None
+
+    def list_batches(
+        self,
+        status: BatchStatus | str | None = None,
+        name: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        offset: int = 0,
+        *,
+        connection: Connection | None = None,
+    ) -> list[BatchRecord]:
+        """Batches that meet every given condition, the newest first: at most `limit`, after
+        leaving out `offset`.
+
+        `status` (a BatchStatus or its name) and `name` are those of the batches; `since`
+        (inclusive) and `until` (exclusive) are about when they were created.
+        """
+        conditions = {
+            "status": None if status is None else check_status(status, BatchStatus),
+            "name": check_text("name", name),
+            "since": check_aware("since", since),
+            "until": check_aware("until", until),
+            "limit": check_whole("limit", limit, 1),
+            "offset": check_whole("offset", offset, 0),
+        }
+        return self._connections.records(BatchRecord, connection, "query_batches", **conditions)
+
+    def batch_commands(
+        self,
+        batch_id: UUID | str,
+        status: Status | str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+        *,
+        connection: Connection | None = None,
+    ) -> list[CommandRecord]:
+        """The commands of the batch `batch_id`, or those in a `status`, the last sent first: at
+        most `limit`, after leaving out `offset`."""
+        conditions = {
+            "batch_id": check_id("batch_id", batch_id),
+            "status": None if status is None else check_status(status),
+            "limit": check_whole("limit", limit, 1),
+            "offset": check_whole("offset", offset, 0),
+        }
+        return self._connections.records(
+            CommandRecord, connection, "query_batch_commands", **conditions
+        )
+
+    def batch_audit(
+        self, batch_id: UUID | str, *, connection: Connection | None = None
+    ) -> list[AuditEvent]:
+        """What happened to the batch `batch_id`, oldest first: BATCH_CREATED, BATCH_STARTED,
+        BATCH_CANCEL_REQUESTED, and BATCH_COMPLETED or BATCH_CANCELED, each at most once; empty if
+        there is none with this id. Its commands have audit trails of their own."""
+        values = {"batch_id": check_id("batch_id", batch_id)}
+        return self._connections.records(AuditEvent, connection, "read_batch_audit", **values)
+
+    def cancel_batch(
+        self,
+        batch_id: UUID | str,
+        *,
+        reason: str | None = None,
+        operator: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Cancels the commands of the batch `batch_id` that wait, for their first execution or
+        for a retry, each with its event and its reply; no command can be added from now on. Those
+        in progress end, and those in troubleshooting wait for an operator as before; then the
+        batch is CANCELED. `operator` and `reason` go into the audit trails.
+
+        Without `connection` each 200 are a transaction of their own; stewards cancel what this
+        call leaves if it is cut off. Raises BatchNotFoundError for an unknown batch, and
+        InvalidOperationError for one that is over.
+        """
+        id_ = check_id("batch_id", batch_id)
+        values = {
+            "batch_id": id_,
+            "operator": None if operator is None else check_operator(operator),
+            "reason": check_text("reason", reason),
+        }
+
+        def request(connection: Connection, again: bool) -> tuple[str | None, bool]:
+            return self._store.value(connection, "cancel_batch", **values), again
+
+        status, again = self._connections.use(connection, request, "producer")
+        if status is None:
+            raise BatchNotFoundError(id_)
+        known = BatchStatus(status)
+        if known.terminal and not (again and known is BatchStatus.CANCELED):
+            raise InvalidOperationError(f"batch {id_} cannot be canceled: it is {known}")
+        cancel = partial(self._connections.row, connection, "cancel_in_batch", "producer")
+        for _ in canceled_chunks(id_, cancel):
+            pass
+
+    def wait_batch(self, batch_id: UUID | str, timeout: float = 30.0) -> BatchRecord:
+        """Returns the batch `batch_id` once it is over. Raises TimeoutError if it is not after
+        `timeout` seconds, and BatchNotFoundError for an unknown batch."""
+        deadline = time.monotonic() + check_seconds("timeout", timeout)
+        backoff = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        while True:
+            record = self.get_batch(batch_id)
+            if record is None:
+                raise BatchNotFoundError(check_id("batch_id", batch_id))
+            if record.status.terminal:
+                return record
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(
+                    f"batch {batch_id} is {record.status} after {timeout:g} s: {record.remaining} "
+                    f"of {record.total} commands remain, {record.in_troubleshooting} of them in "
+                    f"troubleshooting"
+                )
+            time.sleep(min(backoff.pause(), left))
+
+    def _after(self, request: SendRequest | None) -> Outgoing | None:
+        """What is sent after a batch."""
+        if request is None:
+            return None
+        if not isinstance(request, SendRequest):
+            raise ValueError(
+                f"on_complete and on_cancel must be SendRequests, not {type(request).__name__}"
+            )
+        return self._limits.check(self._seen(request), new_id())
+
+    def _seen(self, request: SendRequest) -> SendRequest:
+        if self._on_send is None:
+            return request
+        changed = self._on_send(request)
+        if not isinstance(changed, SendRequest):
+            raise ValueError(f"on_send must return a SendRequest, not {type(changed).__name__}")
+        return changed
+
+    def _run(
+        self, connection: Connection | None, send: Callable[[Connection, SendAttempt], None]
+    ) -> None:
+        """Sends in the caller's transaction, or as a call that may be repeated."""
+        number = None if connection is not None else new_call()
+        self._connections.use(
+            connection, lambda c, again: send(c, SendAttempt(number, again)), "producer"
+        )

@@ -1,0 +1,176 @@
+"""`cmdbus batch`: batches, how far they have come, and their cancellation."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cmdbus.clock import time
+from cmdbus.counting import count_of
+from cmdbus.errors import BatchNotFoundError
+from cmdbus.supervisor.cli.options import audit_options, option, page_options, time_option
+from cmdbus.supervisor.cli.output import (
+    Shown,
+    ago,
+    audit_lines,
+    data_text,
+    show_json,
+    show_lines,
+    table,
+    timestamp,
+)
+from cmdbus.supervisor.cli.parameters import past
+from cmdbus.supervisor.cli.session import with_bus
+from cmdbus.supervisor.cli.values import uuid
+
+if TYPE_CHECKING:
+    from cmdbus.producer.bus import CommandBus
+    from cmdbus.producer.records import BatchRecord
+
+#: Seconds between two reads with --watch.
+_WATCH_SECONDS = 1.0
+_BAR_WIDTH = 40
+_HEAD = ("BATCH", "STATUS", "DOMAIN", "NAME", "TOTAL", "DONE", "FAILED", "CANCELED", "CREATED")
+
+
+@click.group(help="Show and cancel batches: commands that were sent together and end together.")
+def batch() -> None:
+    pass
+
+
+@batch.command(
+    "list",
+    help="""List batches, the newest first.
+
+    \b
+    Examples:
+      cmdbus batch list --status IN_PROGRESS
+      cmdbus batch list --named March --since 30d --json | jq -r .batches[].batch_id
+    """,
+)
+@option("--status", metavar="STATUS", help="Only in this status, like IN_PROGRESS.")
+@option("--named", metavar="NAME", help="Only of this name.")
+@time_option("--since", parse=past, help="Created since; like 2h: ago.")
+@time_option("--until", parse=past, help="Created before.")
+@page_options
+@with_bus
+def list_(
+    bus: "CommandBus",
+    status: str | None,
+    named: str | None,
+    limit: int,
+    offset: int,
+    **conditions: Any,
+) -> Shown:
+    status = None if status is None else status.upper()
+    # One more than is shown says whether there are more.
+    found = bus.list_batches(status, named, limit=limit + 1, offset=offset, **conditions)
+    shown, more = found[:limit], len(found) > limit
+    lines = table(_HEAD, map(_row, shown), left=4) if shown else []
+    if more:
+        lines.append(f"{limit} shown, and there are more: --limit and --offset")
+    elif not shown:
+        lines.append("no more batches" if offset else "no batch meets these conditions")
+    return {"batches": shown, "more": more}, lines
+
+
+@batch.command(
+    help="""Show a batch, how far it has come, and what happened to it.
+
+    \b
+    Examples:
+      cmdbus batch show 01a1ef5a-0994-8cb5-a75a-06db62dbaa94
+      cmdbus batch show 01a1ef5a-0994-8cb5-a75a-06db62dbaa94 --watch
+    """,
+)
+@click.argument("batch_id", metavar="ID")
+@option("--watch", is_flag=True, help="Show it again every second, until it is over or Ctrl-C.")
+@with_bus
+def show(bus: "CommandBus", batch_id: str, watch: bool) -> Shown:
+    record = _read(bus, batch_id)
+    if watch:
+        as_json = click.get_current_context().params["as_json"]
+        with suppress(KeyboardInterrupt):
+            while not record.status.terminal:
+                if as_json:
+                    show_json(asdict(record))
+                else:
+                    click.clear()
+                    show_lines([*_lines(record), ""])
+                time.sleep(_WATCH_SECONDS)
+                record = _read(bus, batch_id)
+        if not as_json:
+            click.clear()
+    audit = bus.batch_audit(batch_id)
+    return {**asdict(record), "audit": audit}, chain(_lines(record), audit_lines(audit))
+
+
+@batch.command(
+    help="""Cancel the commands of a batch that wait; when the others have ended, it is CANCELED.
+
+    Those in progress are not interrupted, and those in the troubleshooting queue wait for
+    an operator as before.
+
+    \b
+    Examples:
+      cmdbus batch cancel 01a1ef5a-0994-8cb5-a75a-06db62dbaa94 --reason "wrong prices"
+    """,
+)
+@click.argument("batch_id", metavar="ID")
+@audit_options
+@with_bus
+def cancel(bus: "CommandBus", batch_id: str, **remark: Any) -> Shown:
+    bus.cancel_batch(batch_id, **remark)
+    record = _read(bus, batch_id)
+    left = f": {count_of(record.remaining)} to end before that" if record.remaining else ""
+    state = "canceled" if record.status.terminal else "will be canceled"
+    return asdict(record), [f"batch {record.batch_id} {state}{left}"]
+
+
+def _read(bus: "CommandBus", batch_id: str) -> "BatchRecord":
+    record = bus.get_batch(batch_id)
+    if record is None:
+        raise BatchNotFoundError(uuid(batch_id))
+    return record
+
+
+def _row(record: "BatchRecord") -> tuple[object, ...]:
+    name = "-" if record.name is None else record.name
+    counts = record.total, record.completed, record.failed, record.canceled
+    created = ago(record.created_at)
+    return (record.batch_id, record.status, record.domain, name, *counts, created)
+
+
+def _lines(record: "BatchRecord") -> Iterator[str]:
+    yield f"{record.domain}  {record.batch_id}  {record.status}"
+    yield f"  {bar(record.total - record.remaining, record.total)}"
+    for name, value in _facts(record):
+        if value is not None:
+            yield f"  {name:<18}  {value}"
+
+
+def _facts(record: "BatchRecord") -> Iterator[tuple[str, object]]:
+    yield "name", record.name
+    yield "completed", f"{record.completed:,}"
+    yield "failed", f"{record.failed:,}"
+    yield "canceled", f"{record.canceled:,}"
+    yield "in troubleshooting", f"{record.in_troubleshooting:,}"
+    yield "remaining", f"{record.remaining:,}"
+    for what, moment in (
+        ("created", record.created_at),
+        ("started", record.started_at),
+        ("over", record.completed_at),
+    ):
+        yield what, moment and f"{timestamp(moment)}  ({ago(moment)})"
+    yield "data", None if record.data is None else data_text(record.data)
+
+
+def bar(done: int, total: int) -> str:
+    """Full only at the end."""
+    part = min(done / total, 1.0) if total else 1.0
+    filled = int(part * _BAR_WIDTH)
+    shown = "#" * filled + "." * (_BAR_WIDTH - filled)
+    return f"[{shown}] {int(part * 100)} %  {done:,} of {total:,}"

@@ -1,0 +1,302 @@
+"""What workers and stewards do for batches: a standalone worker, and a fleet whose processes are
+killed."""
+
+import random
+import time
+from collections.abc import Iterable
+from uuid import UUID
+
+import psycopg
+import pytest
+from batches import CLOSE, DEBIT, UNDO, batch_of, check_counters, kinds_of, sent_after
+from eventually import eventually
+from fleet import Fleet, kill
+from handlers import (
+    ONCE,
+    SOON,
+    Gate,
+    connect,
+    effects,
+    found,
+    handling,
+    leave_effect,
+    running,
+)
+from queries import await_lock_waits
+
+from cmdbus import (
+    BatchStatus,
+    BusinessRuleError,
+    Command,
+    CommandBus,
+    Context,
+    PermanentCommandError,
+    SendRequest,
+    TransientCommandError,
+)
+from cmdbus.board.records import Role
+
+
+def end_as_told(command: Command, context: Context) -> str:
+    """By its data; in a transaction, if that begins with tx."""
+    told = str(command.data)
+    if told.startswith("tx"):
+        leave_effect(command, context)
+    if told.endswith("refuse"):
+        raise BusinessRuleError("REFUSED", "a rule forbids it")
+    if told.endswith("trouble"):
+        raise PermanentCommandError("BROKEN", "it never works")
+    if told.endswith("retry") and context.attempt == 1:
+        raise TransientCommandError("AWAY", "it works later")
+    return "done"
+
+
+@pytest.mark.parametrize("told", ["plain", "tx", "refuse", "tx-retry", "retry"])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_the_worker_of_the_last_command_ends_the_batch(
+    dsn: str, bus: CommandBus, told: str, threads: int
+) -> None:
+    """Whichever way it was settled, and without a steward's help."""
+    requests = [SendRequest("payments", "Debit", told) for _ in range(20)]
+    with running(dsn, handling(end_as_told, retry=SOON), concurrency=threads):
+        batch_id = bus.create_batch("payments", requests, on_complete=CLOSE)
+        record = bus.wait_batch(batch_id, timeout=10)
+    ended = BatchStatus.COMPLETED_WITH_FAILURES if told == "refuse" else BatchStatus.COMPLETED
+    assert (record.status, record.total, record.remaining) == (ended, 20, 0)
+    assert kinds_of(bus, batch_id) == ["BATCH_CREATED", "BATCH_STARTED", "BATCH_COMPLETED"]
+    assert len(sent_after(bus, batch_id)) == 1
+
+
+def test_a_batch_has_started_while_its_first_command_runs(dsn: str, bus: CommandBus) -> None:
+    gate = Gate()
+    with running(dsn, handling(gate)):
+        batch_id = bus.create_batch("payments", [DEBIT] * 2)
+        gate.wait_for(1)
+        eventually(lambda: batch_of(bus, batch_id).status is BatchStatus.IN_PROGRESS)
+        gate.open.set()
+        record = bus.wait_batch(batch_id, timeout=10)
+    assert record.started_at is not None and record.completed_at is not None
+    assert record.created_at <= record.started_at <= record.completed_at
+
+
+def test_a_batch_ends_that_an_operator_has_canceled_under_a_worker(
+    dsn: str, bus: CommandBus
+) -> None:
+    """The worker learns at its settlement that the row is gone, and looks after that."""
+    gate = Gate()
+    with running(dsn, handling(gate), concurrency=2):
+        batch_id = bus.create_batch("payments", [DEBIT] * 2, on_complete=CLOSE)
+        gate.wait_for(2)
+        one = bus.batch_commands(batch_id)[0]
+        bus.cancel("payments", one.command_id, running=True)
+        gate.open.set()
+        record = bus.wait_batch(batch_id, timeout=10)
+    assert (record.completed, record.canceled) == (1, 1)
+
+
+def test_a_handler_adds_commands_to_its_batch_in_its_transaction(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    seen: list[UUID | None] = []
+
+    def fan_out(command: Command, context: Context) -> list[str]:
+        batch = context.batch
+        seen.append(None if batch is None else batch.batch_id)
+        if batch is None or command.data is not None:
+            return []
+        leave_effect(command, context)
+        added = batch.add(SendRequest("payments", "Debit", n) for n in range(5))
+        assert batch.add([]) == []
+        if context.attempt == 1:
+            raise TransientCommandError("AWAY", "after it has added")
+        return [str(id_) for id_ in added]
+
+    with running(dsn, handling(fan_out, retry=SOON), concurrency=4):
+        batch_id = bus.create_batch("payments", [DEBIT] * 4, on_complete=CLOSE)
+        alone = bus.wait("payments", bus.send("payments", "Debit"))
+        record = bus.wait_batch(batch_id, timeout=10)
+    assert alone.batch_id is None and set(seen) == {None, batch_id}
+    assert (record.total, record.completed, effects(dsn)) == (24, 24, 4)
+    assert check_counters(connection, batch_id) == "COMPLETED"
+    added = [r.result for r in bus.batch_commands(batch_id) if r.data is None]
+    assert sum(map(len, added)) == 20
+    assert found(bus, UUID(added[0][0])).batch_id == batch_id
+    assert len(sent_after(bus, batch_id)) == 1
+
+
+def test_handlers_that_add_do_not_wait_for_each_other(dsn: str, bus: CommandBus) -> None:
+    def add(command: Command, context: Context) -> None:
+        if command.data is None and context.batch is not None:
+            context.batch.add([SendRequest("payments", "Debit", 1)])
+
+    def meet(command: Command, context: Context) -> None:
+        add(command, context)
+        if command.data is None:
+            gate(command, context)
+
+    gate = Gate()
+    with running(dsn, handling(meet), concurrency=3):
+        batch_id = bus.create_batch("payments", [DEBIT] * 2)
+        gate.wait_for(2)
+        gate.open.set()
+        assert bus.wait_batch(batch_id, timeout=10).completed == 4
+
+
+def test_a_batch_that_is_being_canceled_takes_no_commands(dsn: str, bus: CommandBus) -> None:
+    errors: list[str] = []
+    gate = Gate()
+
+    def add(command: Command, context: Context) -> None:
+        gate(command, context)
+        assert context.batch is not None
+        try:
+            context.batch.add([DEBIT])
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+
+    with running(dsn, handling(add, retry=ONCE), concurrency=1):
+        batch_id = bus.create_batch("payments", [DEBIT] * 3, on_cancel=UNDO)
+        gate.wait_for(1)
+        bus.cancel_batch(batch_id)
+        gate.open.set()
+        record = bus.wait_batch(batch_id, timeout=10)
+    assert (record.status, record.canceled) == (BatchStatus.CANCELED, 2)
+    refused = "takes no further commands: it is being canceled"
+    assert errors == [f"InvalidOperationError: batch {batch_id} {refused}"]
+    assert len(sent_after(bus, batch_id)) == 1
+
+
+def test_a_batch_does_not_end_while_a_transaction_adds_to_it(dsn: str, bus: CommandBus) -> None:
+    """The lock of its row decides: a cancellation waits for those that add, and they for it."""
+    batch_id = bus.create_batch("payments", [DEBIT])
+    add = "SELECT cmdbus.add_to_batch(%s, 1)"
+    with psycopg.connect(dsn) as adding, psycopg.connect(dsn) as canceling:
+        assert adding.execute(add, (batch_id,)).fetchall() == [(None,)]
+        bus_lock = "SET LOCAL lock_timeout = '50ms'"
+        canceling.execute(bus_lock)
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            bus.cancel_batch(batch_id, connection=canceling)
+        canceling.rollback()
+        adding.commit()
+        assert batch_of(bus, batch_id).total == 2
+        bus.cancel_batch(batch_id, connection=canceling)
+        adding.execute(bus_lock)
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            adding.execute(add, (batch_id,))
+        adding.rollback()
+        canceling.commit()
+        assert adding.execute(add, (batch_id,)).fetchall() == [("CANCELING",)]
+
+
+def test_a_worker_that_stops_ends_the_batch_of_its_last_command(dsn: str, bus: CommandBus) -> None:
+    gate = Gate()
+    with running(dsn, handling(gate), concurrency=1) as worker:
+        batch_id = bus.create_batch("payments", [DEBIT])
+        gate.wait_for(1)
+        worker.request_stop(time.monotonic() + 10)
+        gate.open.set()
+    assert batch_of(bus, batch_id).status is BatchStatus.COMPLETED
+
+
+def test_a_look_that_fails_is_made_again(dsn: str, bus: CommandBus) -> None:
+    """Here the function is missing for a while."""
+    rename = "ALTER FUNCTION cmdbus.{} RENAME TO {}"
+    with connect(dsn) as admin, running(dsn, handling(end_as_told), concurrency=2):
+        admin.execute(rename.format("end_batches(uuid[])", "hidden"))
+        batch_id = bus.create_batch("payments", [DEBIT] * 2)
+        eventually(lambda: batch_of(bus, batch_id).remaining == 0)
+        assert not batch_of(bus, batch_id).status.terminal
+        admin.execute(rename.format("hidden(uuid[])", "end_batches"))
+        assert bus.wait_batch(batch_id, timeout=10).completed == 2
+
+
+TOLD = ("Noop", "Debit", "Refuse", "Fail", "FailOnce")
+
+
+@pytest.mark.fleet(
+    procs=8,
+    threads=2,
+    statement_timeout=25,
+    pool_timeout=30,
+    visibility_timeout=60,
+    thread_timeout=70,
+    watchdog_timeout=90,
+)
+def test_counters_equal_the_rows_whoever_is_killed(fleet: Fleet, dsn: str) -> None:
+    """At every look, with random outcomes; each transition happens once."""
+    dice = random.Random(7)
+
+    def requests(count: int) -> Iterable[SendRequest]:
+        for _ in range(count):
+            type_ = dice.choice(TOLD)
+            yield SendRequest("shop", type_, 0.01 if type_ == "Debit" else None)
+
+    close = SendRequest("shop", "Noop", "closed")
+    with CommandBus(dsn) as bus, connect(dsn) as watcher:
+        batch_ids = [
+            bus.create_batch("shop", requests(count), on_complete=close)
+            for count in (400, 200, 50, 10, 1)
+        ]
+        kills = 0
+        left = list(batch_ids)
+        while left:
+            victims = [*fleet.pids().values(), *filter(None, [fleet.steward()])]
+            if kills < 12 and victims:
+                kill(dice.choice(victims))
+                kills += 1
+            for _ in range(10):
+                left = [id_ for id_ in left if not is_over(check_counters(watcher, id_))]
+            resolve = bus.troubleshooting.cancel_all, bus.troubleshooting.complete_all
+            dice.choice(resolve)("shop", limit=20, operator="ann")
+        for batch_id in batch_ids:
+            assert is_over(check_counters(watcher, batch_id))
+            kinds = kinds_of(bus, batch_id)
+            assert kinds == ["BATCH_CREATED", "BATCH_STARTED", "BATCH_COMPLETED"]
+            assert len(sent_after(bus, batch_id)) == 1
+        assert kills == 12 or len(fleet.look().with_role(Role.WORKER)) == 8
+
+
+def is_over(status: str) -> bool:
+    return BatchStatus(status).terminal
+
+
+@pytest.mark.fleet(procs=1, threads=1, http="127.0.0.1:0")
+def test_batches_are_counted_by_status_for_metrics(fleet: Fleet, dsn: str) -> None:
+    with CommandBus(dsn) as bus:
+        bus.wait_batch(bus.create_batch("shop", [SendRequest("shop", "Noop")]), timeout=20)
+        bus.create_batch("shop", [SendRequest("shop", "Noop", delay=3600)])
+
+    def page() -> bool:
+        _, text = fleet.ask("/metrics")
+        wanted = ('{status="completed"} 1', '{status="pending"} 1', '{status="canceled"} 0')
+        return all(f"cmdbus_batches{line}" in text for line in wanted)
+
+    eventually(page, 20)
+
+
+def test_an_added_command_waits_for_a_cancellation_that_is_not_committed(
+    dsn: str, bus: CommandBus
+) -> None:
+    """The handler that adds is told, and its transaction goes on."""
+    errors: list[Exception] = []
+    gate = Gate()
+
+    def add(command: Command, context: Context) -> None:
+        leave_effect(command, context)
+        gate(command, context)
+        assert context.batch is not None
+        try:
+            context.batch.add([DEBIT])
+        except Exception as error:
+            errors.append(error)
+
+    with running(dsn, handling(add, retry=ONCE), concurrency=1), psycopg.connect(dsn) as mine:
+        batch_id = bus.create_batch("payments", [DEBIT])
+        gate.wait_for(1)
+        bus.cancel_batch(batch_id, connection=mine)
+        gate.open.set()
+        await_lock_waits(dsn)
+        mine.commit()
+        record = bus.wait_batch(batch_id, timeout=10)
+    assert (record.status, record.completed, len(errors)) == (BatchStatus.CANCELED, 1, 1)
+    assert effects(dsn) == 1

@@ -1,0 +1,45 @@
+"""What a handler can do with the batch of its command."""
+
+from collections.abc import Callable, Iterable
+from uuid import UUID
+
+from cmdbus.data import MAX_BYTES
+from cmdbus.database.executor import Executor
+from cmdbus.errors import BatchNotFoundError, InvalidOperationError
+from cmdbus.producer.requests import Limits, SendRequest
+from cmdbus.producer.sending import BulkSend, Sender
+from cmdbus.producer.store import Store
+from cmdbus.worker.claims.claim import Connection
+
+
+class HandlerBatch:
+    """`context.batch`."""
+
+    def __init__(
+        self, batch_id: UUID, statements: Executor, open_transaction: Callable[[], Connection]
+    ) -> None:
+        self.batch_id = batch_id
+        self._statements = statements
+        self._open_transaction = open_transaction
+
+    def add(self, requests: Iterable[SendRequest]) -> list[UUID]:
+        bulk = BulkSend(list(requests))
+        if not bulk.requests:
+            return []
+        connection = self._open_transaction()
+        # After an error the transaction stays usable.
+        with connection.transaction():
+            refusal = self._statements.value(
+                connection, "add_to_batch", batch_id=self.batch_id, count=len(bulk.requests)
+            )
+            if refusal == "UNKNOWN":
+                raise BatchNotFoundError(self.batch_id)
+            if refusal is not None:
+                why = "it is being canceled" if refusal == "CANCELING" else f"it is {refusal}"
+                raise InvalidOperationError(
+                    f"batch {self.batch_id} takes no further commands: {why}"
+                )
+            check = Limits.of(None, MAX_BYTES).check
+            sender = Sender(Store(self._statements.schema))
+            sender.write(connection, bulk, check, None, self.batch_id)
+        return bulk.ids
