@@ -78,6 +78,17 @@ def tx(slot: Place) -> Found:
     return {"tx": Comparison(pairs=pairs, configuration=_configuration(len(requests)))}
 
 
+def batch(slot: Place) -> Found:
+    """The drain of commands that are one batch, against the same drain without."""
+    requests = commands(slot.sizes.commands)
+    with yard(slot) as here, _fleet(slot) as running:
+        pairs = slot.alternate(
+            lambda seconds: here.drain(running, _part(slot, requests, seconds)).rate,
+            lambda seconds: here.drain_batch(running, _part(slot, requests, seconds)).rate,
+        )
+    return {"batch": Comparison(pairs=pairs, configuration=_configuration(len(requests)))}
+
+
 def bloat(slot: Place) -> Found:
     """The drain while another session holds a snapshot from before the first command,
     against the same drain without."""

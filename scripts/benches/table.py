@@ -5,7 +5,7 @@ stands beside it, and what is due.
 """
 
 from benches.comparison import Row
-from benches.draining import bloat, drain, drain_full, threads, tx
+from benches.draining import batch, bloat, drain, drain_full, threads, tx
 from benches.growing import domains, instances, lease_look
 from benches.peers.comparing import MEASURES as PEER_MEASURES
 from benches.peers.comparing import PEERS, peers
@@ -39,6 +39,7 @@ ROWS = {
         Row("domains", domains, _CPU, 0.67, 0.9),
         Row("lease-look", lease_look, _MS, 0.67, 0.9),
         Row("tx", tx, _RATE, 0.6),
+        Row("batch", batch, _RATE, 0.85),
         Row("bloat", bloat, _RATE, 0.6, 0.9),
         Row("mixed", mixed, _MS, 1.0),
         Row("idle", idle, "statements/s", 10.0),

@@ -91,6 +91,17 @@ class Yard:
         self.clear()
         return self.drain_uncleared(fleet, requests)
 
+    def drain_batch(self, fleet: Fleet, requests: Sequence[SendRequest]) -> Drained:
+        """Until the batch is over, too."""
+        self.clear()
+        self.bus.pause(DOMAIN)
+        batch_id = self.bus.create_batch(DOMAIN, requests)
+        drained = self._drain(DOMAIN, len(requests), self._resume, fleet.pids, fleet.check)
+        record = self.bus.wait_batch(batch_id, _PATIENCE_S)
+        if record.completed != len(requests):
+            raise RuntimeError(f"of {len(requests)} commands {record.completed} were counted")
+        return drained
+
     def drain_warm(self, fleet: Fleet, requests: Sequence[SendRequest]) -> Drained:
         """By a new fleet, whose sessions plan in a smaller drain before."""
         self.drain(fleet, warming(requests))
