@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fault_injection.history import (
+    Batch,
     Call,
     Count,
     Effect,
@@ -89,6 +90,18 @@ GOOD = History(
         for n, (t, x, s, w, c, k, more) in enumerate(_MOVES)
     ],
     events=[Event(command_id="tx", at=103.0, kind="FAILED", code="TRANSIENT")],
+    batches=[
+        Batch(
+            name="c1",
+            status="COMPLETED_WITH_FAILURES",
+            total=2,
+            completed=1,
+            failed=1,
+            canceled=0,
+            rows={"COMPLETED": 1, "FAILED": 1},
+            sent=1,
+        )
+    ],
     effects=[Effect(command_id="tx", run="20.1", session=SECOND, xid=6)],
     marks=[
         Mark(at=t, what=w, run=r, pid=p, command_id=c, attempt=a) for t, w, r, p, c, a in _MARKS

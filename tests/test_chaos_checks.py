@@ -87,6 +87,19 @@ BROKEN: dict[str, dict[str, Change]] = {
         "canceled, and no cancel was sent": change("rows", 0, status="CANCELED"),
         "a cancel that was not": change("calls", 0, way="cancel"),
     },
+    "batches-count-their-commands": {
+        "one is not counted": change("batches", 0, rows={"COMPLETED": 2, "FAILED": 1}),
+        "one is counted twice": change("batches", 0, completed=2, total=3),
+        "one is missing": change("batches", 0, total=3),
+    },
+    "batches-end-once": {
+        "over too early": both(
+            change("batches", 0, total=3, rows={"COMPLETED": 1, "FAILED": 1, "PENDING": 1})
+        ),
+        "nothing sent": change("batches", 0, sent=0),
+        "sent twice": change("batches", 0, sent=2),
+        "sent too early": change("batches", 0, status="IN_PROGRESS"),
+    },
     "ends-as-its-handler-says": {
         "another end than its handler's": change("rows", 0, status="FAILED", code="RULE"),
         "lost without a loss": change(

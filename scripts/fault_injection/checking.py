@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fault_injection.batch_checks import batches_count_their_commands, batches_end_once
 from fault_injection.command_checks import (
     all_or_nothing,
     attempts_are_bounded,
@@ -113,6 +114,8 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("attempts are bounded, and only outcomes charge", attempts_are_bounded),
     ("nothing runs before it is due", not_before_its_time),
     ("what is delayed starts in time", delayed_start_in_time),
+    ("the counters of batches equal their commands", batches_count_their_commands),
+    ("batches end with their last command, once", batches_end_once),
     ("in each snapshot: sent = sum over all states", counts_agree),
     ("counters never fall while a supervisor lives", counters_never_fall),
     ("restarts and ends of processes have causes", restarts_have_causes),

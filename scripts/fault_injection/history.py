@@ -149,6 +149,21 @@ class Stray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    #: The call that created it.
+    name: str
+    status: str
+    total: int
+    completed: int
+    failed: int
+    canceled: int
+    #: Its commands, by status.
+    rows: Mapping[str, int]
+    #: The number of commands that it has sent at its end.
+    sent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
     """How long after a fault's end everything worked again; None if it did not."""
 
@@ -210,6 +225,7 @@ class History:
     moves: Sequence[Move] = ()
     events: Sequence[Event] = ()
     effects: Sequence[Effect] = ()
+    batches: Sequence[Batch] = ()
     marks: Sequence[Mark] = ()
     lines: Sequence[Line] = ()
     samples: Sequence[Sample] = ()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from fault_injection.history import Call, Effect, Event, Line, Mark, Move, Row, Time
+from fault_injection.history import Batch, Call, Effect, Event, Line, Mark, Move, Row, Time
 from fault_injection.journal import lines_of
 
 T = TypeVar("T")
@@ -91,6 +91,20 @@ SELECT number, began, at, xid, session, what, command_id, token, token_before, c
 FROM chaos.move ORDER BY number"""
 _EVENTS = "SELECT command_id, at, kind, code, token, claimer FROM cmdbus.event ORDER BY id"
 _EFFECTS = "SELECT command_id, run, session, xid FROM chaos.effect"
+_BATCHES = """
+SELECT b.name, b.status, b.total, b.completed, b.failed, b.canceled,
+    coalesce(c.rows, '{}'::json), coalesce(s.count, 0)
+FROM cmdbus.batch b
+LEFT JOIN (
+    SELECT batch_id, json_object_agg(status, count) AS rows
+    FROM (SELECT batch_id, status, count(*) FROM cmdbus.command
+          WHERE batch_id IS NOT NULL GROUP BY batch_id, status) counts
+    GROUP BY batch_id
+) c ON c.batch_id = b.batch_id
+LEFT JOIN (
+    SELECT correlation_id, count(*) FROM cmdbus.command
+    WHERE batch_id IS NULL AND type <> 'Reply' GROUP BY correlation_id
+) s ON s.correlation_id = b.batch_id"""
 _WORKERS = "SELECT id, worker FROM cmdbus.incarnation"
 
 
@@ -107,6 +121,7 @@ def read_tables(connection: psycopg.Connection) -> dict[str, Any]:
         "moves": records(Move, _MOVES),
         "events": records(Event, _EVENTS),
         "effects": records(Effect, _EFFECTS),
+        "batches": records(Batch, _BATCHES),
         "workers": dict(all_of(_WORKERS)),
     }
 

@@ -31,6 +31,7 @@ from fault_injection.journal import Journal
 _WEIGHTS = {
     "send": 40,
     "many": 12,
+    "batch": 4,
     "own": 15,
     "commit": 10,
     "rollback": 8,
@@ -102,6 +103,7 @@ class Producer:
         ways: dict[str, Callable[[CommandBus, str], None]] = {
             "send": self._send,
             "many": self._many,
+            "batch": self._batch,
             "own": self._own,
             "commit": self._commit,
             "rollback": self._rollback,
@@ -124,6 +126,19 @@ class Producer:
     def _many(self, bus: CommandBus, call: str) -> None:
         requests = [self._request(call, index) for index in range(self._dice.randint(2, 12))]
         self._try(call, "many", requests, lambda: bus.send_many(requests))
+
+    def _batch(self, bus: CommandBus, call: str) -> None:
+        """What it sends when it is over is a call of its own, which nobody answers."""
+        requests = [self._request(call, index) for index in range(self._dice.randint(1, 30))]
+        close = self._of_type("Noop", f"{call}-over", 0)
+        self._journal.write("invoke", f"{call}-over", way="batch", count=1)
+        self._journal.write("invoke", call, way="batch", count=len(requests))
+        try:
+            bus.create_batch(DOMAIN, requests, name=call, on_complete=close)
+        except _UNSURE as error:
+            self._journal.write("unknown", call, why=type(error).__name__)
+        else:
+            self._journal.write("ok", call)
 
     def _crowd(self, bus: CommandBus, call: str) -> None:
         """Hundreds that become due together, some big ones among them."""
