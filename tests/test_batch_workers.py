@@ -199,9 +199,10 @@ def test_a_worker_that_stops_ends_the_batch_of_its_last_command(dsn: str, bus: C
 
 
 def test_a_look_that_fails_is_made_again(dsn: str, bus: CommandBus) -> None:
-    """Here the function is missing for a while."""
+    """Here the function is missing for a while; that of the steward is missing all the time."""
     rename = "ALTER FUNCTION cmdbus.{} RENAME TO {}"
     with connect(dsn) as admin, running(dsn, handling(end_as_told), concurrency=2):
+        admin.execute(rename.format("fold_batch(uuid)", "no_fold"))
         admin.execute(rename.format("end_batches(uuid[])", "hidden"))
         batch_id = bus.create_batch("payments", [DEBIT] * 2)
         eventually(lambda: batch_of(bus, batch_id).remaining == 0)
