@@ -3,7 +3,8 @@
     CommandBus, SendRequest             send commands, read and steer them
     CommandRecord, Status, AuditEvent,
     TroubleRecord, BatchRecord,
-    BatchStatus, Undecodable            what a CommandBus returns
+    BatchStatus, ReceivedReply,
+    Undecodable                         what a CommandBus returns
     HandlerRegistry, handler            register handlers
     Command, Context                    what a handler gets
     RetryPolicy, Timeouts               settings of handlers and workers
@@ -12,7 +13,7 @@
       TransientCommandError, PermanentCommandError, BusinessRuleError (each a CommandError)
                                         raised by handlers
       DuplicateCommandError, QueueFullError, ShutdownError (each a SendRefusedError),
-      CommandNotFoundError, BatchNotFoundError, InvalidOperationError,
+      CommandFailedError, CommandNotFoundError, BatchNotFoundError, InvalidOperationError,
       HandlerAlreadyRegisteredError, SchemaError, DatabaseUnavailableError
                                         raised to callers
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from cmdbus.errors import BusinessRuleError as BusinessRuleError
     from cmdbus.errors import CmdbusError as CmdbusError
     from cmdbus.errors import CommandError as CommandError
+    from cmdbus.errors import CommandFailedError as CommandFailedError
     from cmdbus.errors import CommandNotFoundError as CommandNotFoundError
     from cmdbus.errors import DatabaseUnavailableError as DatabaseUnavailableError
     from cmdbus.errors import DuplicateCommandError as DuplicateCommandError
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from cmdbus.producer.records import BatchRecord as BatchRecord
     from cmdbus.producer.records import BatchStatus as BatchStatus
     from cmdbus.producer.records import CommandRecord as CommandRecord
+    from cmdbus.producer.records import ReceivedReply as ReceivedReply
     from cmdbus.producer.records import Status as Status
     from cmdbus.producer.records import TroubleRecord as TroubleRecord
     from cmdbus.producer.requests import SendRequest as SendRequest
@@ -72,6 +75,7 @@ _NAMES = {
         "BusinessRuleError",
         "CmdbusError",
         "CommandError",
+        "CommandFailedError",
         "CommandNotFoundError",
         "DatabaseUnavailableError",
         "DuplicateCommandError",
@@ -89,6 +93,7 @@ _NAMES = {
         "BatchRecord",
         "BatchStatus",
         "CommandRecord",
+        "ReceivedReply",
         "Status",
         "TroubleRecord",
     ],

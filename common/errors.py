@@ -120,6 +120,24 @@ class BatchNotFoundError(CmdbusError):
         super().__init__(f"there is no batch {batch_id}")
 
 
+class CommandFailedError(CmdbusError):
+    """A called command was FAILED or CANCELED, or is in the troubleshooting queue."""
+
+    def __init__(
+        self, code: str, message: str, details: object, command_id: UUID, status: str = "FAILED"
+    ) -> None:
+        super().__init__(code, message, details, command_id, status)
+        self.code = code
+        self.message = message
+        self.details = details
+        self.command_id = command_id
+        #: FAILED, CANCELED or IN_TROUBLESHOOTING_QUEUE.
+        self.status = status
+
+    def __str__(self) -> str:
+        return f"command {self.command_id} is {self.status}: {self.code}: {self.message}"
+
+
 class InvalidOperationError(CmdbusError):
     """The present state of the command or batch does not allow it."""
 

@@ -43,7 +43,7 @@ pytestmark = [
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", [*SENDING, *DRAINS, "io"])
+@pytest.mark.parametrize("name", [*SENDING, *DRAINS, "io", "call"])
 def test_a_scenario_prints_a_line_for_each_row_and_exits_by_its_ratios(dsn: str, name: str) -> None:
     line = the_line_of(name, dsn)
     assert line["unit"] == "commands/s"

@@ -228,7 +228,7 @@ def test_the_tables_of_the_hot_path_have_no_further_index(
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "columns"), [("claim", 11, 16), ("complete", 8, None)]
+    ("function", "arguments", "columns"), [("claim", 11, 17), ("complete", 8, None)]
 )
 def test_the_claim_and_the_settlement_take_and_return_no_more(
     connection: psycopg.Connection, function: str, arguments: int, columns: int | None

@@ -38,7 +38,7 @@ RIGHTS = {
         "EXECUTE": [
             *("admit", "already_sent", "batch_exists", "cancel", "cancel_batch"),
             *("cancel_in_batch", "create_batch", "domain_bit", "enqueue"),
-            *("identify", "notify", "send", "wake"),
+            *("identify", "notify", "outcome", "send", "wake"),
         ],
         "INSERT": [
             *[f"ready.{column}" for column in SENDERS],

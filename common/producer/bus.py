@@ -13,6 +13,7 @@ from cmdbus.data import MAX_BYTES
 from cmdbus.database.pool import Connection
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.producer.batches import Batches
+from cmdbus.producer.calls import Calls
 from cmdbus.producer.connections import Connections, Pool
 from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
 from cmdbus.producer.ids import new_id
@@ -25,6 +26,7 @@ from cmdbus.producer.records import (
     check_status,
     domains_of,
 )
+from cmdbus.producer.replies import Readers, Replies
 from cmdbus.producer.requests import Limits, SendRequest, check_conditions, check_key
 from cmdbus.producer.sending import BulkSend
 from cmdbus.producer.store import Store
@@ -41,9 +43,10 @@ _PURGED_ROWS = 1000
 class CommandBus(Batches):
     """Sends commands and shows what becomes of them. Safe to share between threads.
 
-    With a DSN it keeps 1 to 4 connections of its own, opened at the first use in each process;
-    a call whose connection dies is repeated once. With `connection`, a psycopg connection of
-    the caller's, a call is part of the caller's transaction and never repeated.
+    With a DSN it keeps 1 to 4 connections of its own, opened at the first use in each process,
+    and one more from the first `call` on; a call whose connection dies is repeated once. With
+    `connection`, a psycopg connection of the caller's, a call is part of the caller's
+    transaction and never repeated.
 
     Each call may raise ValueError for a wrong argument, before anything is written;
     DatabaseUnavailableError if no connection can be made; SchemaError if the schema is missing
@@ -78,6 +81,8 @@ class CommandBus(Batches):
         super().__init__(Connections(dsn, pool, store), limits, store, on_send)
         self._purge_allowed = purge_allowed
         self._troubleshooting = Troubleshooting(self._connections, max_bytes)
+        self._calls = Calls(self._connections, schema)
+        self._readers = Readers(self._connections, store)
 
     @property
     def troubleshooting(self) -> Troubleshooting:
@@ -131,6 +136,57 @@ class CommandBus(Batches):
             check = self._limits.check
             self._run(connection, lambda c, attempt: self._sender.send_all(c, bulk, check, attempt))
         return bulk.ids
+
+    def call(
+        self,
+        domain: str,
+        type: str,
+        data: Any = None,
+        *,
+        timeout: float = 30.0,
+        priority: str | int = "normal",
+        correlation_id: UUID | str | None = None,
+        max_attempts: int | None = None,
+    ) -> Any:
+        """Sends one command, waits for its end and returns the handler's result. The other
+        arguments are those of `send`.
+
+        Raises what `send` raises; CommandFailedError (with code, message, details, command_id and
+        status) if the command is FAILED or CANCELED or comes to the troubleshooting queue; and
+        TimeoutError if it has not ended after `timeout` seconds: then it is not canceled.
+        """
+        seconds = check_seconds("timeout", timeout)
+        options = priority, None, None, correlation_id, None, max_attempts
+        request = SendRequest(domain, type, data, None, *options)
+        if self._on_send is not None:
+            request = self._seen(request)
+        command = self._limits.check(request, new_id())
+        if command.own:
+            raise ValueError("on_send gave a called command an id: a call needs one of the bus's")
+
+        def send(caller: int) -> None:
+            self._run(None, lambda c, attempt: self._sender.send(c, command, attempt, caller))
+
+        return self._calls.call(command.domain, command.command_id, seconds, send)
+
+    def replies(
+        self,
+        domain: str,
+        timeout: float | None = None,
+        *,
+        lease: float = 30.0,
+        shared: bool = False,
+    ) -> Replies:
+        """Iterates over the replies that come to `domain`: each has command_id, type, outcome,
+        result, correlation_id, reply_id and created_at. It ends when none has come for `timeout`
+        seconds.
+
+        A reply is acknowledged when the body of the loop is through; `break`, an exception and
+        `close()` release it. Its lease of `lease` seconds is renewed while the body runs, and
+        the reply of a program that crashes comes again when it ends. Where workers handle the
+        replies of `domain`, InvalidOperationError, unless it is `shared` with them.
+        """
+        return self._readers.open(domain, timeout, lease, shared)
 
     def get(
         self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
@@ -238,7 +294,9 @@ class CommandBus(Batches):
 
     def close(self) -> None:
         """Closes its connections, but not a pool of the caller's; calls fail from now on."""
+        self._readers.close()
         self._connections.close()
+        self._calls.close()
 
     def __enter__(self) -> Self:
         return self

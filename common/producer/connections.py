@@ -1,9 +1,11 @@
 """The producer's connections: a small pool, opened when it is first needed, in each
 process again, and a second try for a call whose connection turns out to be dead."""
 
+import copy
 import os
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,6 +26,7 @@ from cmdbus.errors import (
     MissingRightError,
     SchemaError,
 )
+from cmdbus.printable import joined
 from cmdbus.producer.ids import new_call
 from cmdbus.producer.records import filled
 
@@ -65,6 +68,28 @@ class Connections:
         #: each use, because a fork in C, as uWSGI's, runs no hooks.
         self._pools: dict[int, SessionPool] = {}
         self._closed = False
+        self._open: Callable[[float], Connection] = partial(_opened, self._parts or {})
+
+    def named(
+        self, application_name: str, prepare: Callable[[Connection], object], needs: str
+    ) -> "Connections":
+        """Others of the same database: a pool of its own, whose sessions have this name, and of
+        which each new one is prepared, which needs the rights of such a role."""
+
+        def opened(within: float) -> Connection:
+            connection = self.open_session(within, application_name=application_name)
+            with ExitStack() as closing:
+                closing.callback(connection.close)
+                try:
+                    prepare(connection)
+                except psycopg.errors.InsufficientPrivilege as error:
+                    raise self._missing_right(error, connection, needs) from None
+                closing.pop_all()
+            return connection
+
+        others = copy.copy(self)
+        others._given, others._pools, others._open = None, {}, opened
+        return others
 
     def rows(
         self,
@@ -165,6 +190,14 @@ class Connections:
         except _DiedError as died:
             raise died.error from None
 
+    def open_session(self, within: float = _WAIT_SECONDS, **named: str) -> Connection:
+        """A session outside of the pool, in autocommit mode, with these keywords of libpq; the
+        caller closes it."""
+        if self._given is not None:
+            return _opened_as_by(self._given, named)
+        assert self._parts is not None
+        return _opened({**self._parts, **named}, within)
+
     def close(self) -> None:
         self._closed = True
         pool = self._pools.get(os.getpid())
@@ -245,9 +278,8 @@ class Connections:
         return pool
 
     def _made(self) -> SessionPool:
-        assert self._parts is not None
         return SessionPool(
-            partial(_opened, self._parts),
+            self._open,
             max_size=MAX_CONNECTIONS,
             timeout=_WAIT_SECONDS,
             max_idle=_IDLE_SECONDS,
@@ -305,6 +337,20 @@ def _checked(connection: Connection) -> Connection:
         raise ValueError(
             "the connection's client_encoding is SQL_ASCII: make it with client_encoding=UTF8"
         )
+    return connection
+
+
+def _opened_as_by(pool: Pool, named: Mapping[str, str]) -> Connection:
+    """As a pool of the caller's opens its own, but for these keywords and autocommit."""
+    conninfo = pool.conninfo() if callable(pool.conninfo) else pool.conninfo
+    keywords = (pool.kwargs() if callable(pool.kwargs) else pool.kwargs) or {}
+    try:
+        connection: Connection = pool.connection_class.connect(
+            conninfo, **{**keywords, **named, "autocommit": True}
+        )
+    except psycopg.OperationalError as error:
+        reason = joined(str(error)) or type(error).__name__
+        raise DatabaseUnavailableError(f"cannot connect as the pool does: {reason}") from None
     return connection
 
 

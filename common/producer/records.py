@@ -12,6 +12,7 @@ from uuid import UUID
 
 from cmdbus.data import decode
 from cmdbus.printable import hanging, one_line
+from cmdbus.reply import Reply
 
 T = TypeVar("T")
 
@@ -128,6 +129,17 @@ class BatchRecord:
     created_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedReply(Reply):
+    """A reply that a program reads."""
+
+    correlation_id: UUID
+    #: The id of the command of type Reply, in the domain to which it was sent.
+    reply_id: UUID
+    #: When it was sent.
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,12 +73,19 @@ class Sender:
         self._store = store
         self._alarm = DepthAlarm()
 
-    def send(self, connection: Connection, command: Outgoing, attempt: SendAttempt) -> None:
+    def send(
+        self,
+        connection: Connection,
+        command: Outgoing,
+        attempt: SendAttempt,
+        caller: int | None = None,
+    ) -> None:
+        """`caller`: the bus that waits for the command's end in a call."""
         self.wait_for_first_try(connection, attempt)
         if attempt.repeated and command.own:
             self._wait_for_id(connection, command, attempt)
         admission = self._store.enqueue(
-            connection, command, call=attempt.number, again=attempt.repeated
+            connection, command, call=attempt.number, again=attempt.repeated, caller=caller
         )
         if admission.refusal == "duplicate":
             raise DuplicateCommandError(command.domain, [command.command_id])

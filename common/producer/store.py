@@ -38,10 +38,18 @@ class Store(Executor):
         super().__init__(check_schema(schema), prepare=None if prepare else False, binary=True)
 
     def enqueue(
-        self, connection: Connection, command: Outgoing, *, call: int | None, again: bool
+        self,
+        connection: Connection,
+        command: Outgoing,
+        *,
+        call: int | None,
+        again: bool,
+        caller: int | None = None,
     ) -> AdmissionResult:
         """Sends one. `call` and `again` make a repetition harmless; see the schema's enqueue."""
         values = {**command._asdict(), "call": call, "again": again}
+        if caller is not None:
+            values["caller"] = caller
         [row] = self.rows(connection, "enqueue", **values)
         return AdmissionResult(*row)
 

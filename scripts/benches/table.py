@@ -10,7 +10,7 @@ from benches.growing import domains, instances, lease_look
 from benches.peers.comparing import MEASURES as PEER_MEASURES
 from benches.peers.comparing import PEERS, peers
 from benches.sending import enqueue, enqueue_bulk, enqueue_concurrent
-from benches.waiting import idle, io, latency, mixed
+from benches.waiting import call, idle, io, latency, mixed
 
 _RATE, _CPU, _MS = "commands/s", "us/command", "ms"
 
@@ -27,6 +27,7 @@ ROWS = {
         Row("io", io, _RATE, 0.95, 0.99),
         Row("latency", latency, _MS, 0.56, 0.77),
         Row("latency-cpu", latency, _CPU),
+        Row("call", call, _RATE, 0.9),
         Row("instances", instances, _RATE, 0.27, 0.8),
         Row("instances-bare", instances, _RATE),
         Row("instances-of-bare", instances, "ratio", 1.0),

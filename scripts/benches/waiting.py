@@ -6,10 +6,11 @@ from functools import partial
 from statistics import median, quantiles
 
 from benches import bare, cpu
-from benches.comparison import Comparison, Found, Place
+from benches.comparison import Comparison, Found, Place, rate_of
 from benches.crews import Crew, crew
 from benches.fleet import DOMAIN, TYPE, Fleet, fleet, nothing, show_start, sleep
 from benches.yard import DATA, Yard, commands, yard
+from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.ids import new_id
 from cmdbus.registry import HandlerFunction
 
@@ -187,6 +188,24 @@ def _pace(here: Yard, running: Fleet, rate: float, seconds: float) -> float:
     reached = count / (time.monotonic() - began)
     here.await_end(DOMAIN, running.check)
     return reached
+
+
+def call(slot: Place) -> Found:
+    """Calls one after the other to an idle fleet of 2 x 8, against sends, each with a wait for the
+    command's end."""
+    with (
+        yard(slot),
+        fleet(slot.dsn, {TYPE: nothing}, processes=2, threads=8),
+        CommandBus(slot.dsn) as bus,
+    ):
+
+        def send_and_wait() -> None:
+            bus.wait(DOMAIN, bus.send(DOMAIN, TYPE, DATA))
+
+        pairs = slot.alternate(
+            partial(rate_of, send_and_wait), partial(rate_of, lambda: bus.call(DOMAIN, TYPE, DATA))
+        )
+    return {"call": Comparison(pairs=pairs, configuration={"processes": 2, "threads": 8})}
 
 
 def idle(slot: Place) -> Found:

@@ -24,6 +24,8 @@ STOPPED = "STOPPED"
 # Looking a member up in its class takes 0.1 microseconds.
 _COMPLETED = OutcomeKind.COMPLETED
 _PRIORITIES = range(11)
+#: The place of the column waited in the rows of a round trip.
+_WAITED = 14
 #: The maximum of a smallint.
 _MAX_LOSSES = 2**15 - 1
 
@@ -51,6 +53,8 @@ class Claim(NamedTuple):
     #: Seconds between being due and being claimed.
     waited: float
     batch_id: UUID | None = None
+    #: The bus whose call waits for the command's end, if one does.
+    caller: int | None = None
     #: Position of the row when it was claimed; a renewal moves it.
     ctid: str = "(0,0)"
 
@@ -89,10 +93,13 @@ class Finished(NamedTuple):
 
 
 def plain_and_others(done: Sequence[Finished]) -> tuple[list[Finished], list[Finished]]:
-    """Plain: completed, and no reply was asked for. Hundreds can be settled together."""
+    """Plain: completed, and nobody waits for a reply. Hundreds can be settled together."""
     plain, others = list[Finished](), list[Finished]()
     for each in done:
-        is_plain = each.outcome.kind is _COMPLETED and each.claim.reply_to is None
+        claim = each.claim
+        is_plain = (
+            each.outcome.kind is _COMPLETED and claim.reply_to is None and claim.caller is None
+        )
         (plain if is_plain else others).append(each)
     return plain, others
 
@@ -146,9 +153,9 @@ def results_of(rows: Sequence[Row], *, prefetched: bool) -> Iterator[ClaimResult
         if row[4] is not None:
             claims.append(new(Claim, row[1:]))
         elif row[3] is not None:
-            _, domain, priority, id_, *_, pages, _batch_id, _ctid = row
+            _, domain, priority, id_, *_ = row
             stopped_at = None if domain is None else (domain, priority)
-            yield ClaimResult(claims, prefetched, id_, stopped_at, int(pages))
+            yield ClaimResult(claims, prefetched, id_, stopped_at, int(row[_WAITED]))
             claims, prefetched = [], True
 
 

@@ -12,7 +12,7 @@ ON CONFLICT DO NOTHING;
 -- CTEs of one statement they run first, and claim the rows that are being settled.)
 SELECT s.lost, c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts,
     c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited,
-    c.batch_id, c.ctid::text
+    c.batch_id, c.caller, c.ctid::text
 FROM {schema}.complete(
         %(ctids)s::tid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(command_ids)s::uuid[],
         %(claimer)s, %(max_attempts)s::smallint[], %(results)s::json[],
@@ -73,7 +73,7 @@ LIMIT %(count)s;
 SELECT domain, priority, id, token, command_id, type, '', attempts, losses, max_attempts,
     correlation_id, reply_to, {schema}.finite(created_at),
     extract(epoch FROM claimed_at
-        - {schema}.finite(coalesce(due_at, created_at)))::double precision, batch_id, ctid
+        - {schema}.finite(coalesce(due_at, created_at)))::double precision, batch_id, caller, ctid
 FROM {schema}.ready
 WHERE claimer = %(claimer)s
     AND (%(command_ids)s::uuid[] IS NULL OR command_id = ANY (%(command_ids)s));

@@ -81,8 +81,9 @@ GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};
 -- May send and cancel; may read nothing of what others sent.
 GRANT EXECUTE ON FUNCTION
     {schema}.send, {schema}.enqueue, {schema}.admit, {schema}.identify, {schema}.already_sent,
-    {schema}.cancel, {schema}.batch_exists, {schema}.create_batch, {schema}.cancel_batch,
-    {schema}.cancel_in_batch, {schema}.wake, {schema}.notify, {schema}.domain_bit TO {role};
+    {schema}.cancel, {schema}.outcome, {schema}.batch_exists, {schema}.create_batch,
+    {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.wake, {schema}.notify,
+    {schema}.domain_bit TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed, {schema}.alarm TO {role};
 -- For bulk sends, which COPY; without the columns of claims and attempts.
 GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts,

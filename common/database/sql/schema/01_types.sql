@@ -32,7 +32,8 @@ CREATE TYPE {schema}.request AS (
 CREATE TYPE {schema}.claimed AS (
     domain text, priority smallint, id bigint, token bigint, command_id uuid, type text,
     data text, attempts smallint, losses smallint, max_attempts smallint, correlation_id uuid,
-    reply_to text, created_at timestamptz, waited double precision, batch_id uuid, ctid tid
+    reply_to text, created_at timestamptz, waited double precision, batch_id uuid, caller bigint,
+    ctid tid
 );
 
 -- Another role's operator on such a type would match better than PostgreSQL's own.

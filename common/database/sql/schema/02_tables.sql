@@ -24,6 +24,8 @@ CREATE TABLE {schema}.ready (
     error_code text,
     error_message text,
     batch_id uuid,
+    -- The bus that waits in a call for the command's end; NULL for nearly all.
+    caller bigint,
     -- Claims and settlements find rows by it; no other index may be sorted by id.
     PRIMARY KEY (domain, priority, id)
 ) WITH (fillfactor = 50);
@@ -77,7 +79,7 @@ CREATE TABLE {schema}.troubleshooting (
     data json NOT NULL,
     error_code text,
     error_message text,
-    batch_id uuid,
+    batch_id uuid, caller bigint,
     PRIMARY KEY (domain, command_id)
 );
 

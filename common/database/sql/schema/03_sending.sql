@@ -157,6 +157,7 @@ CREATE FUNCTION {schema}.enqueue(
     p_domain text, p_type text, p_data json, p_command_id uuid, p_own boolean,
     p_priority integer, p_delay double precision, p_run_at timestamptz, p_correlation_id uuid,
     p_reply_to text, p_max_attempts integer, p_call bigint, p_again boolean,
+    p_caller bigint DEFAULT NULL,
     OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
     OUT oldest_age double precision
 )
@@ -198,14 +199,14 @@ BEGIN
     END IF;
     IF due > clock_timestamp() THEN
         INSERT INTO {schema}.scheduled (domain, priority, command_id, type, data, correlation_id,
-                               reply_to, max_attempts, due_at)
+                               reply_to, max_attempts, due_at, caller)
         VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
-                p_reply_to, p_max_attempts, due);
+                p_reply_to, p_max_attempts, due, p_caller);
     ELSE
         INSERT INTO {schema}.ready (domain, priority, command_id, type, data, correlation_id,
-                           reply_to, max_attempts)
+                           reply_to, max_attempts, caller)
         VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
-                p_reply_to, p_max_attempts);
+                p_reply_to, p_max_attempts, p_caller);
     END IF;
 END
 $$;

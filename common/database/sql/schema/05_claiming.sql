@@ -283,7 +283,7 @@ BEGIN
         r.reply_to::text, {schema}.finite(r.created_at),
         extract(epoch FROM clock_timestamp()
             - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.batch_id,
-        r.ctid;
+        r.caller, r.ctid;
     RETURN NEXT last;
 END
 $$;
@@ -377,7 +377,7 @@ BEGIN
         r.reply_to::text, {schema}.finite(r.created_at),
         extract(epoch FROM clock_timestamp()
             - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.batch_id,
-        r.ctid;
+        r.caller, r.ctid;
 END
 $$;
 

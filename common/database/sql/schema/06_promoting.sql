@@ -18,9 +18,11 @@ BEGIN
     )
     INSERT INTO {schema}.ready (
         token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,
-        losses, max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id)
+        losses, max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id,
+        caller)
     SELECT token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,
-        losses, max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id
+        losses, max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id,
+        caller
     FROM gone ORDER BY due_at, id;
     GET DIAGNOSTICS promoted = ROW_COUNT;
     RETURN promoted;

@@ -96,6 +96,7 @@ AS $$
 DECLARE
     settled bigint[];
     lost bigint[] := '{}';
+    woken bigint;
 BEGIN
     WITH gone AS (
         DELETE FROM {schema}.ready r
@@ -123,20 +124,20 @@ BEGIN
         INSERT INTO {schema}.scheduled (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
-            error_message, batch_id)
+            error_message, batch_id, caller)
         SELECT token, claimer, claimed_at, created_at,
             clock_timestamp() + make_interval(secs => delay), command_id, correlation_id,
             priority, attempts_made, all_losses, max_attempts, domain, type, reply_to, data, code,
-            message, batch_id
+            message, batch_id, caller
         FROM gone WHERE kind = 'RETRY'
     ), trouble AS (
         INSERT INTO {schema}.troubleshooting (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
-            error_code, error_message, batch_id)
+            error_code, error_message, batch_id, caller)
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
             priority, attempts_made, all_losses, attempt_limit, max_attempts, domain, type,
-            reply_to, data, code, message, batch_id
+            reply_to, data, code, message, batch_id, caller
         FROM gone WHERE kind = 'TROUBLE'
     ), events AS (
         INSERT INTO {schema}.event (
@@ -155,7 +156,10 @@ BEGIN
                 'code', code, 'message', message, 'details', details -> 'details') END)
         FROM gone WHERE reply_to IS NOT NULL AND kind IN ('COMPLETED', 'FAILED')
     )
-    SELECT array_agg(position) INTO settled FROM gone;
+    SELECT array_agg(position), count(
+        CASE WHEN caller IS NOT NULL AND kind <> 'RETRY'
+             THEN {schema}.wake_caller(caller, command_id)::text END)
+    INTO settled, woken FROM gone;
     IF cardinality(settled) IS DISTINCT FROM cardinality(p_ids) THEN
         lost := ARRAY(SELECT n::bigint FROM generate_series(1, cardinality(p_ids)) n
                       WHERE settled IS NULL OR n <> ALL (settled));
@@ -186,6 +190,7 @@ DECLARE
         ELSE '' END || p_message;
     event_attempt smallint;
     event_claimed_at timestamptz;
+    waiting_caller bigint;
 BEGIN
     WITH from_ready AS (
         DELETE FROM {schema}.ready r
@@ -202,12 +207,12 @@ BEGIN
     INSERT INTO {schema}.troubleshooting (
         token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
         attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
-        error_code, error_message, batch_id)
+        error_code, error_message, batch_id, caller)
     SELECT token, p_claimer, claimed_at, created_at, due_at, new_command_id, correlation_id,
         priority, attempts, losses, max_attempts, max_attempts, domain, type, reply_to, data,
-        p_code, why, batch_id
+        p_code, why, batch_id, caller
     FROM (TABLE from_ready UNION ALL TABLE from_scheduled) gone
-    RETURNING attempts, claimed_at INTO event_attempt, event_claimed_at;
+    RETURNING attempts, claimed_at, caller INTO event_attempt, event_claimed_at, waiting_caller;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -221,6 +226,9 @@ BEGIN
     EXCEPTION WHEN OTHERS THEN
         NULL;  -- Moving the row matters more than its event.
     END;
+    IF waiting_caller IS NOT NULL THEN
+        PERFORM {schema}.wake_caller(waiting_caller, p_command_id);
+    END IF;
     RETURN true;
 END
 $$;

@@ -91,6 +91,7 @@ DECLARE
     canceled bigint;
     replied bigint;
     batch_ids uuid[];
+    woken bigint;
     failure json := json_build_object('code', 'CANCELED', 'message', p_reason, 'details', NULL);
 BEGIN
     PERFORM {schema}.ensure_partition();
@@ -111,8 +112,10 @@ BEGIN
     )
     SELECT count(*), count(CASE WHEN reply_to IS NOT NULL THEN {schema}.send_reply(
         reply_to, command_id, type, correlation_id, 'CANCELED', failure)::text END),
-        array_agg(batch_id) FILTER (WHERE batch_id IS NOT NULL)
-    INTO canceled, replied, batch_ids FROM taken;
+        array_agg(batch_id) FILTER (WHERE batch_id IS NOT NULL),
+        count(CASE WHEN caller IS NOT NULL
+                   THEN {schema}.wake_caller(caller, command_id)::text END)
+    INTO canceled, replied, batch_ids, woken FROM taken;
     IF batch_ids IS NOT NULL THEN
         PERFORM {schema}.end_in_batches(batch_ids, 'CANCELED');
     END IF;
@@ -226,19 +229,19 @@ BEGIN
             INSERT INTO {schema}.ready (
                 token, claimed_at, created_at, due_at, command_id, correlation_id, priority,
                 attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
-                error_message, batch_id)
+                error_message, batch_id, caller)
             SELECT new_token, claimed_at, created_at, new_due_at, command_id, correlation_id,
                 new_priority, attempts, new_losses, max_attempts, domain, type, reply_to, data,
-                error_code, error_message, batch_id
+                error_code, error_message, batch_id, caller
             FROM moved WHERE new_due_at IS NULL OR new_due_at <= present
         ), to_scheduled AS (
             INSERT INTO {schema}.scheduled (
                 token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
                 priority, attempts, losses, max_attempts, domain, type, reply_to, data,
-                error_code, error_message, batch_id)
+                error_code, error_message, batch_id, caller)
             SELECT new_token, claimer, claimed_at, created_at, new_due_at, command_id,
                 correlation_id, new_priority, attempts, new_losses, max_attempts, domain, type,
-                reply_to, data, error_code, error_message, batch_id
+                reply_to, data, error_code, error_message, batch_id, caller
             FROM moved WHERE new_due_at > present
         )
         INSERT INTO {schema}.event (
@@ -287,10 +290,10 @@ BEGIN
         -- The token stays, because it never goes back; the id is a new one, above all floors.
         INSERT INTO {schema}.ready (
             token, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-            max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id)
+            max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id, caller)
         SELECT token, claimed_at, created_at, clock_timestamp(), command_id, correlation_id,
             priority, sent_max_attempts, domain, type, reply_to, data, error_code, error_message,
-            batch_id
+            batch_id, caller
         FROM gone WHERE p_action = 'RETRY' ORDER BY failed_at
     ), history AS (
         INSERT INTO {schema}.finished (

@@ -10,7 +10,7 @@ BEGIN
         FROM pg_proc p JOIN (VALUES
             -- Finds rows by key, whatever the statistics say.
             ('add_to_batch batch_keys cancel_in_batch claim claim_row claim_suspect complete'
-             ' end_batches find_due fitting fold_batch note_lost promote release renew'
+             ' end_batches find_due fitting fold_batch note_lost promote release renew renew_claim'
              ' resolve_keys retain_day set_aside settle start_batches suspect_waits take',
              'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
@@ -18,7 +18,8 @@ BEGIN
             ('batch_keys cancel_in_batch cancel_ready cancel_scheduled claim find_due promote',
              'SET enable_sort = off'),
             -- An error, and not an empty queue, if row security hides commands from the role.
-            ('claim claim_suspect complete promote release renew settle suspect_waits',
+            ('claim claim_suspect complete promote release renew renew_claim settle'
+             ' suspect_waits',
              'SET row_security = off'),
             -- The conditions that are given choose the index.
             ('cancel_ready cancel_scheduled',

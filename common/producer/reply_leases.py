@@ -1,0 +1,239 @@
+"""The claims of a program that reads replies.
+
+Claimed as by a worker, by an incarnation of the reader's own: the reply of a reader that crashes
+comes again when its lease ends.
+"""
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from datetime import UTC, datetime
+from threading import Event, RLock, Thread
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from cmdbus.clock import time
+from cmdbus.data import MAX_BYTES, decode
+from cmdbus.database.adapters import Row
+from cmdbus.database.executor import Executor
+from cmdbus.database.pool import Connection
+from cmdbus.database.session_names import session_name
+from cmdbus.errors import DatabaseUnavailableError, InvalidOperationError
+from cmdbus.printable import joined
+from cmdbus.producer.connections import Connections
+from cmdbus.producer.records import ReceivedReply
+
+logger = logging.getLogger(__name__)
+
+#: Seconds until a renewal that failed is tried again.
+_RETRY_SECONDS = 1.0
+#: Lost executions after which an operator must decide, as for every command.
+_MAX_LOSSES = 3
+_OUTCOMES = ("SUCCESS", "FAILED", "CANCELED")
+
+
+class _Claim(NamedTuple):
+    domain: str
+    priority: int
+    id: int
+    token: int
+    command_id: UUID
+    #: JSON text.
+    data: str
+    attempts: int
+    losses: int
+    max_attempts: int | None
+    correlation_id: UUID
+    created_at: datetime
+    batch_id: UUID | None
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """Values of a statement."""
+        return {name: getattr(self, name) for name in self._fields[:5]}
+
+
+class ReplyLeases:
+    """The claims of one reader, at most one at a time, and the thread that renews its lease. Knows
+    nothing of its reader, which ends with its last reference."""
+
+    def __init__(self, connections: Connections, executor: Executor, lease: float) -> None:
+        self._executor = executor
+        #: Random, as a worker's.
+        self._incarnation = secrets.randbelow(2**63 - 1) + 1
+        self._lease, self._renewal_seconds = f"{lease:f} seconds", lease / 3
+        self._connections = connections.named(
+            session_name(executor.schema, self._incarnation), self._register, "worker"
+        )
+        #: Reentrant: a signal handler may close the reader.
+        self._lock = RLock()
+        self._closed = False
+        self._held: _Claim | None = None
+        self._renew_at = 0.0
+        self._stopping = Event()
+        self._thread: Thread | None = None
+
+    def claim(self, domain: str, *, shared: bool) -> ReceivedReply | None:
+        with self._lock:
+            while not self._closed and (claim := self._claim_one(domain, shared=shared)):
+                reply = _received(claim)
+                if claim.losses >= _MAX_LOSSES:
+                    why = f"{claim.losses} of its readers crashed while they had it"
+                    self._settle(claim, "LOST", why)
+                elif reply is None:
+                    self._settle(claim, "NOT_A_REPLY", "its data is not that of a reply")
+                else:
+                    self._hold(claim)
+                    return reply
+        return None
+
+    def acknowledge(self) -> None:
+        held = self._take()
+        if held is not None and not self._settle(held):
+            logger.warning(
+                "reply %s of domain %s was lost before it was acknowledged, and comes again",
+                held.command_id,
+                held.domain,
+            )
+
+    def release(self) -> None:
+        held = self._take()
+        if held is not None:
+            self._connections.rows(
+                None, "release_reply", "worker", **held.key, claimer=self._incarnation
+            )
+
+    def stop_renewals(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def close(self) -> None:
+        try:
+            with self._lock:  # A claim that is on its way is released, too.
+                self._closed = True
+                self.release()
+        except (psycopg.Error, DatabaseUnavailableError) as error:
+            logger.warning("a reply comes again when its lease ends: %s", joined(str(error)))
+        finally:
+            self.stop_renewals()
+            self._connections.close()
+
+    def _register(self, connection: Connection) -> None:
+        """On each new connection: a restored database may have forgotten it."""
+        values = {
+            "incarnation": self._incarnation,
+            "worker": f"{socket.gethostname()}:{os.getpid()}",
+            "lease": self._lease,
+        }
+        self._executor.execute(connection, "register", values)
+
+    def _claim_one(self, domain: str, *, shared: bool) -> _Claim | None:
+        values = {
+            "domain": domain,
+            "shared": shared,
+            "bytes": MAX_BYTES,
+            "claimer": self._incarnation,
+            "lease": self._lease,
+        }
+
+        def claim(connection: Connection, again: bool) -> list[Row]:
+            if again:  # The first try may have claimed one.
+                self._release_all(connection)
+            return self._executor.rows(connection, "claim_reply", **values)
+
+        rows = self._connections.use(None, claim, "worker")
+        if not rows:
+            raise InvalidOperationError(
+                f"workers handle the replies of domain {domain!r}: let commands reply to a domain "
+                f"that has no handler for them, or read with shared=True, which takes replies "
+                f"from those workers"
+            )
+        claims = [_Claim(*row) for row in rows if row[3] is not None]
+        return claims[0] if claims else None
+
+    def _release_all(self, connection: Connection) -> None:
+        """Reads all rows."""
+        names = [*_Claim._fields[:5], "claimer"]
+        for row in self._executor.rows(connection, "find_keys", claimer=self._incarnation):
+            key = dict(zip(names, row, strict=True))
+            self._executor.execute(connection, "release_reply", key)
+
+    def _settle(self, claim: _Claim, code: str | None = None, message: str | None = None) -> bool:
+        """False if the claim was lost."""
+        values = {
+            **claim.key,
+            "claimer": self._incarnation,
+            "attempts": claim.attempts + (code is None),
+            "losses": claim.losses,
+            "max_attempts": claim.max_attempts,
+            "code": code,
+            "message": message,
+            "batch_id": claim.batch_id,
+        }
+
+        def settle(connection: Connection, again: bool) -> bool:
+            # The first try may have settled it.
+            return bool(self._executor.value(connection, "settle_reply", **values)) or again
+
+        return self._connections.use(None, settle, "worker")
+
+    def _hold(self, claim: _Claim) -> None:
+        self._renew_at = time.monotonic() + self._renewal_seconds
+        self._held = claim
+        if self._thread is None and not self._closed:
+            self._stopping.clear()
+            self._thread = Thread(target=self._renew, name="cmdbus-replies", daemon=True)
+            self._thread.start()
+
+    def _take(self) -> _Claim | None:
+        """Once: another thread may close the reader."""
+        with self._lock:
+            held, self._held = self._held, None
+        return held
+
+    def _renew(self) -> None:
+        pause = self._renewal_seconds
+        while not self._stopping.wait(pause):
+            held, pause = self._held, self._renewal_seconds
+            left = self._renew_at - time.monotonic()
+            if held is None:
+                continue
+            if left > 0:
+                pause = left
+                continue
+            try:
+                self._connections.rows(
+                    None,
+                    "renew_reply",
+                    "worker",
+                    **held.key,
+                    claimer=self._incarnation,
+                    lease=self._lease,
+                )
+            except (psycopg.Error, DatabaseUnavailableError) as error:
+                pause = min(pause, _RETRY_SECONDS)
+                logger.warning("the lease of a reply cannot be renewed: %s", joined(str(error)))
+
+
+def _received(claim: _Claim) -> ReceivedReply | None:
+    """None if another program has sent something else as a reply."""
+    data: Any = decode(claim.data)
+    try:
+        return ReceivedReply(
+            command_id=UUID(data["command_id"]),
+            type=str(data["type"]),
+            outcome=_OUTCOMES[_OUTCOMES.index(data["outcome"])],
+            result=data["result"],
+            correlation_id=claim.correlation_id,
+            reply_id=claim.command_id,
+            created_at=claim.created_at.astimezone(UTC),
+        )
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return None
