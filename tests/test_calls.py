@@ -150,7 +150,10 @@ def test_a_call_waits_through_retries_and_a_reschedule(dsn: str, bus: CommandBus
             assert call.result(4) == {"fail": "once"}
 
 
-def test_a_call_that_waits_executes_nothing(dsn: str, bus: CommandBus) -> None:
+def test_a_call_that_waits_executes_nothing(
+    dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "_CHECK_SECONDS", 60.0)
     gate = Gate()
     with running(dsn, handling(gate)), connect(dsn) as watcher, calling(bus) as call:
         gate.wait_for(1)
@@ -372,7 +375,6 @@ def test_a_call_works_behind_a_pooler(
 ) -> None:
     """In transaction mode nothing is heard: it checks, and says so once."""
     monkeypatch.setattr(call_listener, "_GREETING_SECONDS", 0.2)
-    monkeypatch.setattr(call_listener, "_SILENT_SECONDS", 0.5)
     with (
         pgbouncer(dsn, mode, server_round_robin=True) as pooled,
         CommandBus(pooled) as bus,

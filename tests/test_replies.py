@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -166,7 +167,7 @@ def test_the_reply_of_a_killed_reader_comes_again(dsn: str, claimer: Claimer) ->
         with forked(read) as pid:
             eventually(lambda: states(bus) == ["IN_PROGRESS"])
             os.kill(pid, signal.SIGKILL)
-        [reply] = bus.replies("orders", timeout=5)
+        [reply] = eventually(lambda: list(bus.replies("orders", timeout=0.1)))
         assert reply.command_id == id_
         kinds = [event.kind for event in bus.audit("orders", reply.reply_id)]
         assert kinds.count("LOST") == 1 and states(bus) == ["COMPLETED"]
@@ -316,6 +317,49 @@ def test_a_claim_whose_answer_was_lost_is_not_left_claimed(
     [record] = bus.query("orders")
     assert (record.status, record.attempts) == (Status.COMPLETED, 1)
     assert "LOST" not in [event.kind for event in bus.audit("orders", record.command_id)]
+
+
+def is_armed(dsn: str) -> bool:
+    return rows(dsn, "SELECT last_value <> 0 FROM cmdbus.armed") == [(True,)]
+
+
+def test_a_reader_that_waits_is_woken_by_a_reply(
+    dsn: str, bus: CommandBus, claimer: Claimer
+) -> None:
+    """Without further attempts to claim; senders notify only while it waits."""
+    assert not is_armed(dsn)
+    with bus.replies("orders", timeout=20) as replies:
+        for number in range(3):
+            times: list[float] = []
+
+            def read() -> None:
+                next(replies)
+                times.append(time.monotonic())  # noqa: B023
+
+            with beside(read):
+                eventually(lambda: is_armed(dsn) and replies._waiter._hears)
+                # By then, two attempts are a second or more apart.
+                stays(lambda: not times, 1.3)  # noqa: B023
+                answer(bus, claimer)
+                sent = time.monotonic()
+            assert times[0] < sent + 0.25, number
+            assert not is_armed(dsn)
+            assert next(iter(replies)) is not None  # what was released comes again
+
+
+def test_a_reader_that_has_lost_its_session_listens_again(
+    dsn: str, bus: CommandBus, claimer: Claimer
+) -> None:
+    seen: list[ReceivedReply] = []
+    with bus.replies("orders", timeout=5) as replies:
+        with beside(lambda: seen.append(next(replies))):
+            for _ in range(2):
+                eventually(lambda: is_armed(dsn) and replies._waiter._hears)
+                end = SESSIONS.replace("count(*)", "count(pg_terminate_backend(pid, 5000))")
+                assert rows(dsn, end)[0][0] >= 1
+                eventually(lambda: not replies._waiter._hears)
+            answer(bus, claimer)
+        assert len(seen) == 1
 
 
 def test_readers_share_the_replies_of_a_domain(dsn: str, bus: CommandBus, claimer: Claimer) -> None:

@@ -148,8 +148,8 @@ class CommandBus(Batches):
         correlation_id: UUID | str | None = None,
         max_attempts: int | None = None,
     ) -> Any:
-        """Sends one command, waits for its end and returns the handler's result. The other
-        arguments are those of `send`.
+        """Sends one command, waits for its end and returns the handler's result. `domain`, `type`,
+        `data`, `priority`, `correlation_id` and `max_attempts` are those of `send`.
 
         Raises what `send` raises; CommandFailedError (with code, message, details, command_id and
         status) if the command is FAILED or CANCELED or comes to the troubleshooting queue; and

@@ -7,14 +7,11 @@ wait is over, and then calls another. Each notification names a command.
 import logging
 import os
 import secrets
-import select
-import socket
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from threading import RLock, get_ident
-from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -23,14 +20,13 @@ from cmdbus.clock import time
 from cmdbus.database.pool import Connection
 from cmdbus.errors import DatabaseUnavailableError, SendRefusedError
 from cmdbus.printable import joined
+from cmdbus.producer.listening_session import NUMBER_BITS, ListeningSession
 
 logger = logging.getLogger(__name__)
 
-#: Bits of a bus's number: a channel has room for 13 hexadecimal digits beside a long schema.
-NUMBER_BITS = 52
-#: Seconds within which a greeting must arrive; and until the next attempt to listen, after one
-#: that did not, and after one that failed.
-_GREETING_SECONDS, _SILENT_SECONDS, _RETRY_SECONDS = 2.0, 60.0, 1.0
+#: Seconds within which a greeting should arrive, and until the next attempt to listen after one
+#: that failed.
+_GREETING_SECONDS, _RETRY_SECONDS = 5.0, 1.0
 #: Seconds of a wait that has interrupted the thread that reads.
 _INTERRUPTING_SECONDS = 0.05
 
@@ -55,7 +51,7 @@ class CallListener:
         self._lock = RLock()
         self._reader: int | None = None
         #: The session, if there is one.
-        self._sessions: list[Connection] = []
+        self._sessions: list[ListeningSession] = []
         self._greeted_at = self._retry_at = 0.0
         self._warned = self._closed = False
         #: Whether notifications may come for calls that have been given up.
@@ -103,7 +99,7 @@ class CallListener:
             else:
                 # The reader closes it. Until then its descriptor must stay the session's.
                 for session in self._sessions:
-                    _shut_down(session)
+                    session.abort()
         self._notify_all()
 
     def _begins_to_read(self, name: str, news: _News) -> bool:
@@ -135,14 +131,14 @@ class CallListener:
             self._lost(joined(str(error)))
         return _await_news(news, until - time.monotonic())
 
-    def _session(self) -> Connection | None:
+    def _session(self) -> ListeningSession | None:
         if self._sessions or self._closed:
             return self._sessions[0] if self._sessions else None
         now = time.monotonic()
         if now < self._retry_at:
             return None
         self._retry_at = now + _RETRY_SECONDS
-        session = self._listen(self.number)
+        session = ListeningSession(self._listen(self.number))
         with self._lock:
             if self._closed:
                 session.close()
@@ -155,27 +151,19 @@ class CallListener:
         self._notify_all()  # Earlier notifications have reached no session.
         return session
 
-    def _hear(self, session: Connection, news: _News, until: float) -> bool:
-        """Bypasses the driver, which would wait for a silent server without a bound."""
-        # Not select(): that knows no descriptor above 1023.
-        poll = select.poll()
-        poll.register(session.fileno(), select.POLLIN)
+    def _hear(self, session: ListeningSession, news: _News, until: float) -> bool:
         while True:
-            session.pgconn.consume_input()
-            while notification := session.pgconn.notifies():
+            for name in session.received():
                 self.hears, self._warned = True, False
-                self._notify(notification.extra.decode())
+                self._notify(name)
             if _has_news(news):
                 return True
             now = time.monotonic()
             if now >= until:
                 return False
             if not self.hears and now > self._greeted_at + _GREETING_SECONDS:
-                self._retry_at = now + _SILENT_SECONDS
-                raise psycopg.OperationalError(
-                    "notifications do not arrive, as behind a pooler in transaction mode"
-                )
-            poll.poll((until - now) * 1000)
+                self._warn_once("none arrives, as behind a pooler in transaction mode")
+            session.wait(until - now)
 
     def _notify(self, name: str) -> None:
         if name in self._expected:
@@ -190,13 +178,18 @@ class CallListener:
         had_session = self._lose_session()
         if had_session and self.hears:
             self._retry_at = 0.0
-        elif not (self._warned or self._closed):
-            self._warned = True
-            message = "calls are not notified and check for their outcomes themselves: %s"
-            logger.warning(message, why)
+        elif not self._closed:
+            self._warn_once(why)
         self.hears = False
         if had_session:
             self._notify_all()
+
+    def _warn_once(self, why: str) -> None:
+        """Once until a notification arrives."""
+        if not self._warned:
+            self._warned = True
+            message = "calls are not notified and check for their outcomes themselves: %s"
+            logger.warning(message, why)
 
     def _lose_session(self) -> bool:
         with self._lock:
@@ -232,13 +225,7 @@ def _has_news(news: _News) -> bool:
     return False
 
 
-def _shut_down(session: Connection) -> None:
-    """Frees the thread that waits for it."""
-    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(session.fileno())) as ours:
-        ours.shutdown(socket.SHUT_RDWR)
-
-
-def _abandon(pid: int, sessions: list[psycopg.Connection[Any]]) -> None:
+def _abandon(pid: int, sessions: list[ListeningSession]) -> None:
     """In a forked child the session is the parent's."""
     if os.getpid() == pid:
         for session in sessions:

@@ -8,7 +8,6 @@ from weakref import WeakSet
 
 import psycopg
 
-from cmdbus.backoff import Backoff
 from cmdbus.checks import check_flag, check_name, check_seconds
 from cmdbus.clock import time
 from cmdbus.database.executor import Executor
@@ -17,11 +16,9 @@ from cmdbus.printable import joined
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.records import ReceivedReply
 from cmdbus.producer.reply_leases import ReplyLeases
+from cmdbus.producer.reply_waiter import ReplyWaiter
 
 logger = logging.getLogger(__name__)
-
-#: Seconds between two attempts to claim a reply.
-_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 0.5
 
 
 class Readers:
@@ -34,8 +31,16 @@ class Readers:
 
     def open(self, domain: str, timeout: float | None, lease: float, shared: bool) -> "Replies":
         check_name("domain", domain)
+        leases = ReplyLeases(self._connections, self._executor, check_seconds("lease", lease))
         replies = Replies(
-            ReplyLeases(self._connections, self._executor, check_seconds("lease", lease)),
+            leases,
+            ReplyWaiter(
+                leases.open_session,
+                leases.connections,
+                self._executor,
+                leases.incarnation,
+                domain,
+            ),
             domain,
             None if timeout is None else check_seconds("timeout", timeout),
             check_flag("shared", shared),
@@ -53,9 +58,14 @@ class Replies:
     that is left in any other way releases it, and so does `close`."""
 
     def __init__(
-        self, leases: ReplyLeases, domain: str, timeout: float | None, shared: bool
+        self,
+        leases: ReplyLeases,
+        waiter: ReplyWaiter,
+        domain: str,
+        timeout: float | None,
+        shared: bool,
     ) -> None:
-        self._leases = leases
+        self._leases, self._waiter = leases, waiter
         self._domain, self._timeout, self._shared = domain, timeout, shared
         self._pid = os.getpid()
         self._closing = Event()
@@ -72,17 +82,17 @@ class Replies:
         self._check_process()
         self._leases.acknowledge()
         until = float("inf") if self._timeout is None else time.monotonic() + self._timeout
-        backoff = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-        while not self._closing.is_set():
+        reply, left = None, 1.0
+        while reply is None and left > 0 and not self._closing.is_set():
             left = until - time.monotonic()
             reply = self._try_claim(is_last=left <= 0)
-            if reply is not None:
-                return reply
-            if left <= 0:
-                break
-            self._closing.wait(min(backoff.pause(), left))
-        self._leases.stop_renewals()
-        raise StopIteration
+            if reply is None:
+                self._waiter.wait(left)
+        self._waiter.end()
+        if reply is None:
+            self._leases.stop_renewals()
+            raise StopIteration
+        return reply
 
     def _try_claim(self, *, is_last: bool) -> ReceivedReply | None:
         """Also None while the database is away, if it has answered before."""
@@ -111,6 +121,7 @@ class Replies:
         """Releases what was not acknowledged; the iteration ends. Safe to repeat."""
         self._closing.set()
         if os.getpid() == self._pid:  # In a forked child, it is the parent's.
+            self._waiter.close()
             self._leases.close()
 
     def __enter__(self) -> Self:

@@ -10,6 +10,7 @@ import secrets
 import socket
 import threading
 from datetime import UTC, datetime
+from functools import partial
 from threading import Event, RLock, Thread
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -64,11 +65,11 @@ class ReplyLeases:
     def __init__(self, connections: Connections, executor: Executor, lease: float) -> None:
         self._executor = executor
         #: Random, as a worker's.
-        self._incarnation = secrets.randbelow(2**63 - 1) + 1
+        self.incarnation = secrets.randbelow(2**63 - 1) + 1
         self._lease, self._renewal_seconds = f"{lease:f} seconds", lease / 3
-        self._connections = connections.named(
-            session_name(executor.schema, self._incarnation), self._register, "worker"
-        )
+        name = session_name(executor.schema, self.incarnation)
+        self.connections = connections.named(name, self._register, "worker")
+        self.open_session = partial(connections.open_session, application_name=name)
         #: Reentrant: a signal handler may close the reader.
         self._lock = RLock()
         self._closed = False
@@ -103,8 +104,8 @@ class ReplyLeases:
     def release(self) -> None:
         held = self._take()
         if held is not None:
-            self._connections.rows(
-                None, "release_reply", "worker", **held.key, claimer=self._incarnation
+            self.connections.rows(
+                None, "release_reply", "worker", **held.key, claimer=self.incarnation
             )
 
     def stop_renewals(self) -> None:
@@ -123,12 +124,12 @@ class ReplyLeases:
             logger.warning("a reply comes again when its lease ends: %s", joined(str(error)))
         finally:
             self.stop_renewals()
-            self._connections.close()
+            self.connections.close()
 
     def _register(self, connection: Connection) -> None:
         """On each new connection: a restored database may have forgotten it."""
         values = {
-            "incarnation": self._incarnation,
+            "incarnation": self.incarnation,
             "worker": f"{socket.gethostname()}:{os.getpid()}",
             "lease": self._lease,
         }
@@ -139,7 +140,7 @@ class ReplyLeases:
             "domain": domain,
             "shared": shared,
             "bytes": MAX_BYTES,
-            "claimer": self._incarnation,
+            "claimer": self.incarnation,
             "lease": self._lease,
         }
 
@@ -148,7 +149,7 @@ class ReplyLeases:
                 self._release_all(connection)
             return self._executor.rows(connection, "claim_reply", **values)
 
-        rows = self._connections.use(None, claim, "worker")
+        rows = self.connections.use(None, claim, "worker")
         if not rows:
             raise InvalidOperationError(
                 f"workers handle the replies of domain {domain!r}: let commands reply to a domain "
@@ -161,7 +162,7 @@ class ReplyLeases:
     def _release_all(self, connection: Connection) -> None:
         """Reads all rows."""
         names = [*_Claim._fields[:5], "claimer"]
-        for row in self._executor.rows(connection, "find_keys", claimer=self._incarnation):
+        for row in self._executor.rows(connection, "find_keys", claimer=self.incarnation):
             key = dict(zip(names, row, strict=True))
             self._executor.execute(connection, "release_reply", key)
 
@@ -169,7 +170,7 @@ class ReplyLeases:
         """False if the claim was lost."""
         values = {
             **claim.key,
-            "claimer": self._incarnation,
+            "claimer": self.incarnation,
             "attempts": claim.attempts + (code is None),
             "losses": claim.losses,
             "max_attempts": claim.max_attempts,
@@ -182,7 +183,7 @@ class ReplyLeases:
             # The first try may have settled it.
             return bool(self._executor.value(connection, "settle_reply", **values)) or again
 
-        return self._connections.use(None, settle, "worker")
+        return self.connections.use(None, settle, "worker")
 
     def _hold(self, claim: _Claim) -> None:
         self._renew_at = time.monotonic() + self._renewal_seconds
@@ -209,12 +210,12 @@ class ReplyLeases:
                 pause = left
                 continue
             try:
-                self._connections.rows(
+                self.connections.rows(
                     None,
                     "renew_reply",
                     "worker",
                     **held.key,
-                    claimer=self._incarnation,
+                    claimer=self.incarnation,
                     lease=self._lease,
                 )
             except (psycopg.Error, DatabaseUnavailableError) as error:

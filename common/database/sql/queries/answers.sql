@@ -7,6 +7,18 @@ LISTEN {channel}_c{caller};
 -- Sent by another session than the one that listens, as the notifications of settlements are.
 SELECT pg_notify(%(channel)s, '');
 
+-- name: listen_for_replies
+LISTEN {channel}_ready;
+LISTEN {channel}_c{caller};
+
+-- name: unlisten
+UNLISTEN *;
+
+-- name: arm_reader
+-- Without timers: a reader promotes nothing.
+SELECT {schema}.arm(
+    %(node)s, %(domains)s::text[], '-infinity', make_interval(secs => %(seconds)s));
+
 -- name: claim_reply
 -- Claims the first reply of a domain. No row at all: nodes handle the replies there, and the reader
 -- does not share them. Else the last row has no token.

@@ -48,14 +48,16 @@ $$;
 
 -- Sets armed and alarm from the rows that have not expired; called by arm and leave, under
 -- their lock. A reads_at in the past does not count: its node reads just now, or has died.
--- Without any other the alarm is later than every due time.
+-- Without any other the alarm is later than every due time. Readers of replies, at '-infinity',
+-- read no timers.
 CREATE FUNCTION {schema}.set_flags() RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
     DELETE FROM {schema}.waiter WHERE armed_until <= clock_timestamp();
     PERFORM setval('{schema}.armed', coalesce(bit_or(bits), 0)),
-            setval('{schema}.alarm', CASE WHEN count(*) = 0 THEN 0 ELSE coalesce(
+            setval('{schema}.alarm', CASE WHEN count(*) FILTER (WHERE reads_at > '-infinity') = 0
+                THEN 0 ELSE coalesce(
                 extract(epoch FROM min(reads_at) FILTER (WHERE reads_at > clock_timestamp()))
                 * 1000000, 9223372036854775807)::bigint END)
     FROM {schema}.waiter;

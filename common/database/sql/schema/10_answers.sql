@@ -41,13 +41,14 @@ END
 $$;
 
 -- Whether a node handles the replies of a domain: one that has renewed its leases, or waits for
--- work of the domain and is not known to lack the handler (a node that waits renews nothing).
+-- work of the domain and is not known to lack the handler (a node that waits renews nothing). A
+-- reader of replies waits, too, and reads no timers.
 CREATE FUNCTION {schema}.replies_are_handled(p_domain text) RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
     SELECT {schema}.is_handled(p_domain, 'Reply') OR EXISTS (
         SELECT FROM {schema}.waiter w
-        WHERE w.armed_until > clock_timestamp()
+        WHERE w.armed_until > clock_timestamp() AND w.reads_at > '-infinity'
             AND w.bits & {schema}.domain_bit(p_domain) <> 0
             AND NOT EXISTS (
                 SELECT FROM {schema}.node n
