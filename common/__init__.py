@@ -7,14 +7,18 @@
     Undecodable                         what a CommandBus returns
     HandlerRegistry, handler            register handlers
     Command, Context                    what a handler gets
+    ProcessManager, Reply               the steps of a process, and what they get
+    ProcessRequest, ProcessRecord,
+    ProcessStatus, ProcessStep          what a CommandBus takes and returns of processes
     RetryPolicy, Timeouts               settings of handlers and workers
 
     CmdbusError
       TransientCommandError, PermanentCommandError, BusinessRuleError (each a CommandError)
                                         raised by handlers
       DuplicateCommandError, QueueFullError, ShutdownError (each a SendRefusedError),
-      CommandFailedError, CommandNotFoundError, BatchNotFoundError, InvalidOperationError,
-      HandlerAlreadyRegisteredError, SchemaError, DatabaseUnavailableError
+      CommandFailedError, CommandNotFoundError, BatchNotFoundError, ProcessNotFoundError,
+      InvalidOperationError, HandlerAlreadyRegisteredError, SchemaError,
+      DatabaseUnavailableError
                                         raised to callers
 
     cmdbus.worker.Worker                runs handlers in a process of your own
@@ -46,12 +50,18 @@ if TYPE_CHECKING:
     from cmdbus.errors import HandlerAlreadyRegisteredError as HandlerAlreadyRegisteredError
     from cmdbus.errors import InvalidOperationError as InvalidOperationError
     from cmdbus.errors import PermanentCommandError as PermanentCommandError
+    from cmdbus.errors import ProcessNotFoundError as ProcessNotFoundError
     from cmdbus.errors import QueueFullError as QueueFullError
     from cmdbus.errors import SchemaError as SchemaError
     from cmdbus.errors import SendRefusedError as SendRefusedError
     from cmdbus.errors import ShutdownError as ShutdownError
     from cmdbus.errors import TransientCommandError as TransientCommandError
+    from cmdbus.processes.process_manager import ProcessManager as ProcessManager
     from cmdbus.producer.bus import CommandBus as CommandBus
+    from cmdbus.producer.process_records import ProcessRecord as ProcessRecord
+    from cmdbus.producer.process_records import ProcessStatus as ProcessStatus
+    from cmdbus.producer.process_records import ProcessStep as ProcessStep
+    from cmdbus.producer.process_starts import ProcessRequest as ProcessRequest
     from cmdbus.producer.records import AuditEvent as AuditEvent
     from cmdbus.producer.records import BatchRecord as BatchRecord
     from cmdbus.producer.records import BatchStatus as BatchStatus
@@ -62,6 +72,7 @@ if TYPE_CHECKING:
     from cmdbus.producer.requests import SendRequest as SendRequest
     from cmdbus.registry import HandlerRegistry as HandlerRegistry
     from cmdbus.registry import handler as handler
+    from cmdbus.reply import Reply as Reply
     from cmdbus.retry import RetryPolicy as RetryPolicy
     from cmdbus.timeouts import Timeouts as Timeouts
 
@@ -82,12 +93,17 @@ _NAMES = {
         "HandlerAlreadyRegisteredError",
         "InvalidOperationError",
         "PermanentCommandError",
+        "ProcessNotFoundError",
         "QueueFullError",
         "SchemaError",
         "SendRefusedError",
         "ShutdownError",
         "TransientCommandError",
     ],
+    "processes.process_manager": ["ProcessManager"],
+    "producer.process_records": ["ProcessRecord", "ProcessStatus", "ProcessStep"],
+    "producer.process_starts": ["ProcessRequest"],
+    "reply": ["Reply"],
     "producer.records": [
         "AuditEvent",
         "BatchRecord",

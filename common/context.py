@@ -40,6 +40,8 @@ class Execution(Protocol):
     retry_delay: float | None
 
     @property
+    def schema(self) -> str: ...
+    @property
     def due(self) -> float: ...
     def open(self) -> "psycopg.Connection[Any]": ...
     def batch(self) -> Batch | None: ...
@@ -81,6 +83,11 @@ class Context:
     def batch(self) -> Batch | None:
         """The batch that the command is part of, if any."""
         return self._execution.batch()
+
+    @property
+    def schema(self) -> str:
+        """The schema of the bus."""
+        return self._execution.schema
 
     @property
     def deadline(self) -> datetime:

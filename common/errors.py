@@ -138,8 +138,16 @@ class CommandFailedError(CmdbusError):
         return f"command {self.command_id} is {self.status}: {self.code}: {self.message}"
 
 
+class ProcessNotFoundError(CmdbusError):
+    """No process with this id was ever started, or it is not kept any longer."""
+
+    def __init__(self, process_id: UUID) -> None:
+        self.process_id = process_id
+        super().__init__(f"there is no process {process_id}")
+
+
 class InvalidOperationError(CmdbusError):
-    """The present state of the command or batch does not allow it."""
+    """The present state of the command, batch or process does not allow it."""
 
 
 class HandlerAlreadyRegisteredError(CmdbusError):

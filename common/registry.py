@@ -1,9 +1,9 @@
 """Which function handles which commands. The only way from a command to code."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from cmdbus.checks import check_name, check_seconds
 from cmdbus.errors import HandlerAlreadyRegisteredError
@@ -60,11 +60,23 @@ def handler(
     return mark
 
 
+class Manager(Protocol):
+    """See ProcessManager."""
+
+    domain: str
+    type: str
+
+    def check(self) -> None: ...
+    def handlers(self, managers: "Mapping[str, Any]", /) -> list[Handler]: ...
+
+
 class HandlerRegistry:
     """Handlers by domain and type, each pair once."""
 
     def __init__(self) -> None:
         self._handlers: dict[tuple[str, str], Handler] = {}
+        #: By domain and type.
+        self._managers: dict[str, dict[str, Manager]] = {}
 
     def handler(
         self,
@@ -110,6 +122,22 @@ class HandlerRegistry:
                 f"@handler(domain, type): nothing to register"
             )
         self._add(found)
+
+    def register_process(self, manager: Manager) -> None:
+        """Registers an instance of a subclass of ProcessManager. The domain's type Reply, and
+        types that begin with `process:`, are handled by the processes of the domain."""
+        if isinstance(manager, type) or not hasattr(manager, "handlers"):
+            raise ValueError(
+                f"register_process takes an instance of a ProcessManager, not {manager!r:.80}"
+            )
+        manager.check()
+        present = self._managers.get(manager.domain, {})
+        if other := present.get(manager.type):
+            raise HandlerAlreadyRegisteredError(manager.domain, manager.type, _name(type(other)))
+        if not present:
+            self._add(manager.handlers(present))
+            self._managers[manager.domain] = present
+        present[manager.type] = manager
 
     def find(self, domain: str, type: str) -> Handler | None:
         return self._handlers.get((domain, type))

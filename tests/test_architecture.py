@@ -26,6 +26,7 @@ FLOOR_PLAN = {
     "cmdbus.producer": [*SHARED, "cmdbus.database"],
 }
 COMMON = [*FLOOR_PLAN]
+FLOOR_PLAN["cmdbus.processes"] = [*SHARED, "cmdbus.database", "cmdbus.producer"]
 CLAIMS, EXECUTION = "cmdbus.worker.claims", "cmdbus.worker.execution"
 WAITING, PROBES = "cmdbus.worker.waiting", "cmdbus.worker.probes"
 STEWARD, PIPELINE = "cmdbus.worker.steward", "cmdbus.worker.pipeline"
@@ -49,7 +50,7 @@ FLOOR_PLAN |= {
 }
 #: Rooms that may import psycopg, and the module that does so for type checkers.
 DATABASE_ROOMS = {
-    *["cmdbus.context", "cmdbus.database", "cmdbus.producer"],
+    *["cmdbus.context", "cmdbus.database", "cmdbus.producer", "cmdbus.processes"],
     *[room for room in FLOOR_PLAN if room.startswith("cmdbus.worker")],
 }
 #: Rooms that the supervisor's imports only inside functions: in a child, or in a sub-command.

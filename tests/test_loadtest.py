@@ -82,6 +82,19 @@ def test_failures_come_to_the_ends_that_were_expected(dsn: str) -> None:
 
 
 @pytest.mark.process
+def test_transfers_keep_the_balances_while_what_runs_them_is_killed(dsn: str) -> None:
+    """Workers, stewards and supervisors: each process ends, and no step is done twice."""
+    options = ["--workload", "transfer", "--kill-every", "0.5"]
+    done = run("loadtest", "--json", "--dsn", dsn, *TINY, *options)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["started"] == 200 == sum(found["ends"].values())
+    assert {"COMPLETED", "COMPENSATED"} <= set(found["ends"])
+    assert [found[name] for name in ("lost", "wrong_accounts", "money", "twice")] == [0] * 4
+    assert found["kills"] >= 1
+
+
+@pytest.mark.process
 def test_an_interrupted_load_ends_its_instances_and_drops_its_database(dsn: str) -> None:
     arguments = ["--dsn", dsn, *TINY, "--commands", "100000", "--rate", "10"]
 

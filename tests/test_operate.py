@@ -24,6 +24,7 @@ GROUPS = {
     "tsq": ("list", "summary", "show", "retry", "cancel", "complete"),
     "domain": ("list", "show", "configure"),
     "batch": ("list", "show", "cancel"),
+    "process": ("list", "show", "cancel", "retry", "signal"),
 }
 ALL_TAKE = {"--dsn", "--dsn-file", "--schema", "--runtime-dir", "--name", "--json"}
 

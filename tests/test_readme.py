@@ -18,7 +18,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted(ROOT.glob("[a-z]*/README.md"))]
+    found = [*ROOT.glob("[a-z]*/README.md"), ROOT / "common" / "processes" / "README.md"]
+    return [ROOT / "README.md", *sorted(found)]
 
 
 def code_block(after: str, page: str = "README.md") -> str:
@@ -53,6 +54,11 @@ def test_files_that_pages_name_exist() -> None:
             r"`((?:common|worker|supervisor|scripts|tests)/[\w/.@-]+)`", page.read_text()
         ):
             assert (ROOT / name).exists(), f"{page} names {name}"
+
+
+def test_the_example_of_processes_is_the_one_that_is_tested() -> None:
+    example = (ROOT / "scripts" / "loads" / "transfer.py").read_text()
+    assert code_block("Transfers of money", "common/processes/README.md") == example
 
 
 @pytest.mark.process

@@ -27,6 +27,12 @@ SEEN = [
     *("error_code", "correlation_id", "reply_to", "batch_id", "created_at", "due_at"),
     *("started_at", "finished_at", "worker"),
 ]
+PROCESS_TABLES = ("managed_process", "process", "process_event", "process_step")
+#: Columns of the view `process` without state and error.
+SEEN_OF_PROCESSES = [
+    *("process_id", "domain", "type", "status", "step", "batch_id", "created_at", "updated_at"),
+    "finished_at",
+]
 SEEN_OF_BATCHES = [
     *("batch_id", "domain", "status", "total", "completed", "failed", "canceled"),
     *("in_troubleshooting", "remaining", "created_at", "started_at", "completed_at"),
@@ -38,7 +44,7 @@ RIGHTS = {
         "EXECUTE": [
             *("admit", "already_sent", "batch_exists", "cancel", "cancel_batch"),
             *("cancel_in_batch", "create_batch", "domain_bit", "enqueue"),
-            *("identify", "notify", "outcome", "send", "wake"),
+            *("identify", "notify", "outcome", "send", "signal_process", "start_process", "wake"),
         ],
         "INSERT": [
             *[f"ready.{column}" for column in SENDERS],
@@ -51,7 +57,7 @@ RIGHTS = {
             *("domain_event_id_seq", "tally", "tally_id_seq"),
             *("event", "event_id_seq", "finished", "incarnation", "lease", "migration", "node"),
             *("longer_patience", "patience", "ready", "ready_id_seq", "scheduled"),
-            *("scheduled_id_seq", "troubleshooting", "waiter"),
+            *("scheduled_id_seq", "troubleshooting", "waiter", *PROCESS_TABLES),
         ],
         "INSERT": [
             *("event", "finished", "incarnation", "ready", "scheduled", "troubleshooting"),
@@ -67,12 +73,13 @@ RIGHTS = {
         "SELECT": [
             *("armed", "batch", "batch_state", "command", "domain", "domain_event", "event"),
             "incarnation",
-            *("migration", "ready", "scheduled", "troubleshooting"),
+            *("migration", "ready", "scheduled", "troubleshooting", *PROCESS_TABLES),
         ],
         "EXECUTE": [
             *("batch_keys", "cancel", "cancel_batch", "cancel_in_batch", "cancel_ready"),
             "cancel_scheduled",
             *("configure_domain", "domain_bit"),
+            *("cancel_process", "retry_process", "signal_process"),
             *("reschedule", "resolve", "resolve_batch", "notify", "wake"),
             *("is_handled", "is_waiting"),
         ],
@@ -83,6 +90,7 @@ RIGHTS = {
             *("domain", "migration", "scheduled.domain", "scheduled.type"),
             *[f"batch.{column}" for column in SEEN_OF_BATCHES],
             *[f"command.{column}" for column in SEEN],
+            *[f"process.{column}" for column in SEEN_OF_PROCESSES],
             *[f"ready.{column}" for column in ("domain", "type", "created_at", "due_at")],
             "ready.lease_until",
             *[f"troubleshooting.{c}" for c in ("domain", "type", "error_code", "failed_at")],

@@ -23,6 +23,7 @@ from cmdbus.errors import BatchNotFoundError, InvalidOperationError
 from cmdbus.producer.batch_requests import Source, encoded
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.ids import new_call, new_id
+from cmdbus.producer.process_starts import ProcessRequest, ProcessStart, start, starts_of
 from cmdbus.producer.records import (
     AuditEvent,
     BatchRecord,
@@ -51,11 +52,12 @@ class BatchCreation:
         source: Source,
         values: Mapping[str, object],
         after: Sequence[Outgoing | None],
+        starts: Sequence[ProcessStart],
     ) -> None:
         """`after`: what is sent when the batch is complete, and when it is canceled."""
         self.batch_id = new_id()
         self._store, self._sender, self._limits = store, sender, limits
-        self._source = source
+        self._source, self._starts = source, starts
         on_complete, on_cancel = map(encoded, after)
         self._values = {**values, "on_complete": on_complete, "on_cancel": on_cancel}
         # Ids of the caller's are taken now, so that the batch can send these commands later.
@@ -70,12 +72,15 @@ class BatchCreation:
                 connection, "batch_exists", batch_id=self.batch_id, call=attempt.number
             ):
                 return
-            total = 0
+            total = len(self._starts)
             for part in self._source.parts():
                 call = None if attempt.number is None else new_call()
                 bulk = BulkSend(part)
                 self._sender.write(connection, bulk, self._limits.check, call, self.batch_id)
                 total += len(part)
+            for process in self._starts:
+                admission = start(self._store, connection, process, self.batch_id)
+                self._sender.check_admission(process.domain, admission, 1)
             if not total:
                 raise ValueError("Batch must contain at least one command")
             if self._own.requests:
@@ -108,9 +113,11 @@ class Batches(Steering):
         data: Any = None,
         on_complete: SendRequest | None = None,
         on_cancel: SendRequest | None = None,
+        processes: Iterable[ProcessRequest] = (),
         connection: Connection | None = None,
     ) -> UUID:
         """Sends all `requests` as a batch, in one transaction, and returns the batch's id.
+        `processes` are started as a part of it, see `start_process`.
 
         `requests` may be an iterator of any length: it is read in parts, and memory does not grow
         with it. A call whose connection dies is repeated only if `requests` can be read again.
@@ -130,7 +137,10 @@ class Batches(Steering):
         }
         after = self._after(on_complete), self._after(on_cancel)
         source = Source(requests, self._seen)
-        creation = BatchCreation(self._store, self._sender, self._limits, source, values, after)
+        starts = starts_of(processes, self._limits.max_bytes)
+        creation = BatchCreation(
+            self._store, self._sender, self._limits, source, values, after, starts
+        )
         self._run(connection, creation.write)
         return creation.batch_id
 
@@ -208,9 +218,10 @@ class Batches(Steering):
         connection: Connection | None = None,
     ) -> None:
         """Cancels the commands of the batch `batch_id` that wait, for their first execution or
-        for a retry, each with its event and its reply; no command can be added from now on. Those
-        in progress end, and those in troubleshooting wait for an operator as before; then the
-        batch is CANCELED. `operator` and `reason` go into the audit trails.
+        for a retry, each with its event and its reply, and its processes that no worker has
+        begun; nothing can be added from now on. Commands in progress end, those in
+        troubleshooting wait for an operator as before, and so do other processes; then the batch
+        is CANCELED. `operator` and `reason` go into the audit trails.
 
         Without `connection` each 200 are a transaction of their own; stewards cancel what this
         call leaves if it is cut off. Raises BatchNotFoundError for an unknown batch, and

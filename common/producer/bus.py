@@ -17,6 +17,7 @@ from cmdbus.producer.calls import Calls
 from cmdbus.producer.connections import Connections, Pool
 from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
 from cmdbus.producer.ids import new_id
+from cmdbus.producer.processes import Processes
 from cmdbus.producer.records import (
     AuditEvent,
     CommandRecord,
@@ -40,7 +41,7 @@ _MIN_CONNECT_SECONDS = 2.0
 _PURGED_ROWS = 1000
 
 
-class CommandBus(Batches):
+class CommandBus(Batches, Processes):
     """Sends commands and shows what becomes of them. Safe to share between threads.
 
     With a DSN it keeps 1 to 4 connections of its own, opened at the first use in each process,

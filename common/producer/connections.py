@@ -145,8 +145,7 @@ class Connections:
     ) -> None:
         """Calls a function that returns where it found the command; `refusals` says why one that
         is there stays as it is."""
-        values["call"] = _call(connection)
-        found = self.use(connection, lambda c, _: self._executor.value(c, name, **values), needs)
+        found = self.call(connection, name, needs, **values)
         domain, command_id = values["domain"], values["command_id"]
         if found is None:
             raise CommandNotFoundError(domain, command_id)
@@ -154,6 +153,13 @@ class Connections:
             raise InvalidOperationError(
                 f"command {command_id} of domain {domain!r} cannot be {participle}: {why}"
             )
+
+    def call(
+        self, connection: Connection | None, name: str, needs: str = "operator", /, **values: Any
+    ) -> Any:
+        """The result of a function that takes the number of its call."""
+        values["call"] = _call(connection)
+        return self.use(connection, lambda c, _: self._executor.value(c, name, **values), needs)
 
     def use(
         self,

@@ -214,12 +214,12 @@ class AuditEvent:
 
 
 def filled(kind: type[T], row: Sequence[Any]) -> T:
-    """A record. A row has data, results and details as text."""
+    """A record. A row has data, results, details and states as text."""
     values = dict(zip((field.name for field in fields(kind)), row, strict=True))  # type: ignore[arg-type]
     for name, value in values.items():
         if isinstance(value, datetime):
             values[name] = value.astimezone(UTC)
-        elif name in ("data", "result", "details") and value is not None:
+        elif name in ("data", "result", "details", "state") and value is not None:
             values[name] = decode(value)
         elif name == "status":
             values[name] = kind.statuses(value)  # type: ignore[attr-defined]

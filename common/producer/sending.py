@@ -89,7 +89,7 @@ class Sender:
         )
         if admission.refusal == "duplicate":
             raise DuplicateCommandError(command.domain, [command.command_id])
-        self._check_admission(command.domain, admission, 1)
+        self.check_admission(command.domain, admission, 1)
 
     def send_all(
         self, connection: Connection, bulk: BulkSend, check: Check, attempt: SendAttempt
@@ -119,11 +119,20 @@ class Sender:
         domains, counts = list(bulk.counts), list(bulk.counts.values())
         admitted = self._store.rows(connection, "admit", domains=domains, counts=counts)
         for domain, *result, _ in admitted:
-            self._check_admission(domain, AdmissionResult(*result), bulk.counts[domain])
+            self.check_admission(domain, AdmissionResult(*result), bulk.counts[domain])
         self.identify(connection, bulk, call)
         # Checked while they are copied, so that both processes work at once.
         commands = map(check, bulk.requests, bulk.ids)
         self._store.copy(connection, commands, admitted[0][-1], batch_id)
+
+    def signal(
+        self, connection: Connection, values: dict[str, object], attempt: SendAttempt
+    ) -> tuple[str | None, str, AdmissionResult]:
+        """Signals a process; returns the status in which it was found, and its domain."""
+        self.wait_for_first_try(connection, attempt)
+        call, again = attempt
+        row = self._store.rows(connection, "signal_process", **values, call=call, again=again)[0]
+        return row[0], row[1], AdmissionResult(*row[2:])
 
     def wait_for_first_try(self, connection: Connection, attempt: SendAttempt) -> None:
         if not attempt.repeated:
@@ -172,7 +181,7 @@ class Sender:
             domain = refused[0][0]
             raise DuplicateCommandError(domain, [id_ for d, id_, _ in refused if d == domain])
 
-    def _check_admission(self, domain: str, admission: AdmissionResult, count: int) -> None:
+    def check_admission(self, domain: str, admission: AdmissionResult, count: int) -> None:
         """Raises if a domain's limits forbid the send; warns if its depth does."""
         if admission.refusal == "closed":
             raise ShutdownError(domain)

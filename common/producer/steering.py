@@ -244,8 +244,8 @@ class Steering:
 
 def canceled_chunks(batch_id: UUID, cancel: Callable[..., Any]) -> Iterator[int]:
     """Counts of chunks; `cancel` calls cancel_in_batch. Commands that become due meanwhile go from
-    the first table to the second."""
-    for table in ("scheduled", "ready"):
+    the first table to the second; processes that no worker has begun come first."""
+    for table in ("process", "scheduled", "ready"):
         chunk = {"batch_id": batch_id, "table": table, "count": CHUNK, "bytes": CHUNK_BYTES}
         created_at, last = None, None
         while True:

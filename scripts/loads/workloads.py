@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 DOMAIN = "load"
+#: The workload of processes; see transfers.py.
+TRANSFER = "transfer"
 
 
 class End(NamedTuple):

@@ -15,6 +15,7 @@ from cmdbus.supervisor.cli.batches import batch
 from cmdbus.supervisor.cli.commands import cancel, get, list_, reschedule, send
 from cmdbus.supervisor.cli.configuration import read
 from cmdbus.supervisor.cli.domains import domain, pause, resume, status
+from cmdbus.supervisor.cli.managed_processes import process
 from cmdbus.supervisor.cli.options import RedactingGroup, database_options, option
 from cmdbus.supervisor.cli.output import show_json, show_lines
 from cmdbus.supervisor.cli.ps import ps
@@ -116,5 +117,6 @@ for command in (
     *(send, get, list_, cancel, reschedule, status, domain, pause, resume, batch, tsq, ps),
 ):
     main.add_command(command)
+main.add_command(process)
 # Commands in the troubleshooting queue are shown like all others.
 tsq.add_command(get, "show")

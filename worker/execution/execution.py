@@ -258,6 +258,10 @@ class Execution:
 
     # Called by the context, in any thread of the handler.
 
+    @property
+    def schema(self) -> str:
+        return self._statements.schema
+
     def open(self) -> HandlerConnection:
         if os.getpid() != self._thread.pid:
             raise InvalidOperationError(USED_AFTER_FORK)

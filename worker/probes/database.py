@@ -84,7 +84,8 @@ class SessionThread:
 
 
 class DepthGauge(SessionThread):
-    """The depths of queues, the age of the oldest snapshot, and the number of batches."""
+    """The depths of queues, the age of the oldest snapshot, and the numbers of batches and
+    processes."""
 
     def __init__(
         self,
@@ -117,8 +118,11 @@ class DepthGauge(SessionThread):
                 oldest = float(self._statements.value(connection, "read_oldest_snapshot"))
                 counts = self._statements.rows(connection, "count_batches")
                 batches = {status: count for status, count in counts}
+                counts = self._statements.rows(connection, "count_processes")
+                processes = {(type_, status): count for type_, status, count in counts}
             depths = {(domain, state): count for domain, state, count in rows}
-            self._latest, self._counted_at = Gauges(depths, oldest, batches), time.monotonic()
+            self._latest = Gauges(depths, oldest, batches, processes)
+            self._counted_at = time.monotonic()
         except (psycopg.Error, CmdbusError, OSError) as error:
             logger.debug("the depths of queues are not known: %s", error)
             self.close()

@@ -40,6 +40,7 @@ def render(view: BoardView, counters: CountersView, gauges: Gauges) -> str:
         "process_rss_bytes": _rss(view),
         "undead_processes": _one(view.undead),
         "oldest_snapshot_seconds": _one(gauges.oldest_snapshot),
+        "managed_processes": _processes(gauges.processes),
     }
     return "".join(_family(name, samples[name]) for name in _FAMILIES)
 
@@ -78,6 +79,11 @@ def _batches(counts: Mapping[str, int] | None) -> Iterator[Sample]:
     if counts is not None:
         for status in BatchStatus:
             yield "", {"status": status.lower()}, counts.get(status, 0)
+
+
+def _processes(counts: Mapping[tuple[str, str], int] | None) -> Iterator[Sample]:
+    for (type_, status), count in sorted((counts or {}).items()):
+        yield "", {"type": type_, "status": status}, count
 
 
 def _slots(view: BoardView) -> Iterator[Sample]:
@@ -153,5 +159,10 @@ _FAMILIES = {
         "gauge",
         "Age of the oldest transaction that keeps the database from removing dead rows; no "
         "sample while it is away.",
+    ),
+    "managed_processes": (
+        "gauge",
+        "Processes of managers that are not over, by status; no samples while the database is "
+        "away.",
     ),
 }

@@ -29,6 +29,8 @@ class Gauges(NamedTuple):
     oldest_snapshot: float | None = None
     #: By status.
     batches: Mapping[str, int] | None = None
+    #: Those of managers that are not over, by type and status.
+    processes: Mapping[tuple[str, str], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

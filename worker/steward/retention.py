@@ -105,10 +105,14 @@ class Retention:
         return sum(self._remove_day(connection, day) for day in days)
 
     def remove_records(self, connection: Connection) -> int:
-        """Of processes that ended long ago, and of changes to domains; returns how many."""
-        remove_processes = partial(self._remove_incarnations, connection)
+        """Of workers and managed processes that ended long ago, and of changes to domains;
+        returns how many."""
+        remove_workers = partial(self._remove_incarnations, connection)
+        retain = partial(self._statements.value, connection, "retain_processes")
+        remove_processes = partial(self._repeat, retain, _MAX_ROWS, until=0)
         remove_events = partial(self._statements.value, connection, "retain_domain_events")
-        removed = self._attempt("old incarnations", remove_processes)
+        removed = self._attempt("old incarnations", remove_workers)
+        removed += self._attempt("old processes", remove_processes)
         return removed + self._attempt("old events of domains", remove_events)
 
     def sweep(self, connection: Connection) -> int:

@@ -69,7 +69,9 @@ GRANT SELECT, INSERT ON
     {schema}.tally TO {role};
 GRANT SELECT ON
     {schema}.command, {schema}.batch, {schema}.batch_state, {schema}.domain,
-    {schema}.domain_event TO {role};
+    {schema}.domain_event,
+    {schema}.process, {schema}.managed_process, {schema}.process_step, {schema}.process_event
+    TO {role};
 GRANT SELECT, UPDATE ON SEQUENCE
     {schema}.armed, {schema}.alarm, {schema}.patience, {schema}.longer_patience TO {role};
 GRANT SELECT ON SEQUENCE
@@ -78,12 +80,12 @@ GRANT SELECT ON SEQUENCE
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};
 
 -- name: grant_producer
--- May send and cancel; may read nothing of what others sent.
+-- May send and cancel, start processes and signal them; may read nothing of what others sent.
 GRANT EXECUTE ON FUNCTION
     {schema}.send, {schema}.enqueue, {schema}.admit, {schema}.identify, {schema}.already_sent,
     {schema}.cancel, {schema}.outcome, {schema}.batch_exists, {schema}.create_batch,
-    {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.wake, {schema}.notify,
-    {schema}.domain_bit TO {role};
+    {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.start_process,
+    {schema}.signal_process, {schema}.wake, {schema}.notify, {schema}.domain_bit TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed, {schema}.alarm TO {role};
 -- For bulk sends, which COPY; without the columns of claims and attempts.
 GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts,
@@ -92,16 +94,19 @@ GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to
               batch_id, due_at) ON {schema}.scheduled TO {role};
 
 -- name: grant_operator
--- May read everything, cancel, reschedule, resolve and steer domains; may not send, run, or change
--- a command or its history in any other way.
+-- May read everything, cancel, reschedule, resolve and steer domains and processes; may not send,
+-- run, or change a command or its history in any other way.
 GRANT SELECT ON
     {schema}.command, {schema}.ready, {schema}.scheduled, {schema}.troubleshooting,
     {schema}.event, {schema}.incarnation, {schema}.domain, {schema}.domain_event,
-    {schema}.batch, {schema}.batch_state TO {role};
+    {schema}.batch, {schema}.batch_state,
+    {schema}.process, {schema}.managed_process, {schema}.process_step, {schema}.process_event
+    TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.reschedule,
     {schema}.resolve, {schema}.resolve_batch, {schema}.configure_domain,
     {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.batch_keys,
+    {schema}.cancel_process, {schema}.retry_process, {schema}.signal_process,
     {schema}.wake, {schema}.notify, {schema}.domain_bit, {schema}.is_handled,
     {schema}.is_waiting TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed TO {role};
@@ -113,6 +118,8 @@ GRANT SELECT (domain, command_id, type, status, priority, attempts, max_attempts
               worker) ON {schema}.command TO {role};
 GRANT SELECT (batch_id, domain, status, total, completed, failed, canceled, in_troubleshooting,
               remaining, created_at, started_at, completed_at) ON {schema}.batch TO {role};
+GRANT SELECT (process_id, domain, type, status, step, batch_id, created_at, updated_at, finished_at)
+    ON {schema}.process TO {role};
 -- For counts of domains and of troubleshooting.
 GRANT SELECT (domain, type, created_at, due_at, lease_until) ON {schema}.ready TO {role};
 GRANT SELECT (domain, type) ON {schema}.scheduled TO {role};

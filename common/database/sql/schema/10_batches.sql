@@ -239,7 +239,7 @@ $$;
 -- Cancels waiting commands of a batch whose cancellation was requested, a chunk at a time: those of
 -- p_table, scheduled or ready, after (p_created_at, p_id), at most p_count and p_bytes of stored
 -- data, but at least one. Skips locked rows. The next chunk has those after (created_at, id); NULL:
--- none is left.
+-- none is left. With p_table process, the processes that no worker has begun.
 CREATE FUNCTION {schema}.cancel_in_batch(
     p_batch_id uuid, p_table text, p_created_at timestamptz, p_id bigint, p_count integer,
     p_bytes bigint, OUT canceled bigint, OUT created_at timestamptz, OUT id bigint
@@ -254,6 +254,11 @@ BEGIN
     SELECT b.* INTO batch FROM {schema}.batch_state b
     WHERE b.batch_id = p_batch_id AND b.cancel_requested_at IS NOT NULL;
     IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF p_table = 'process' THEN
+        canceled := {schema}.cancel_processes_of_batch(p_batch_id, p_count);
+        id := nullif(canceled, 0);
         RETURN;
     END IF;
     FOR keys IN

@@ -1,0 +1,124 @@
+-- Processes: what their managers' handlers read and write, and reports.
+
+-- name: read_locked_process
+SELECT process_id, domain::text, type::text, status, step, state::text, version, number,
+    awaited_domain, awaited_id, undoing, timer_id, ending, error
+FROM {schema}.lock_process(%(process_id)s);
+
+-- name: end_step_and_advance
+-- Stores a reply and moves the process on, in one round trip.
+SELECT {schema}.end_step(
+        %(process_id)s, %(number)s::integer, NULL, %(outcome)s, %(problem)s, %(domain)s,
+        %(timer_id)s),
+    {schema}.advance_process(
+        %(process_id)s, %(domain)s, %(number)s::integer, %(status)s, %(step)s,
+        %(undoing)s::integer, %(state)s::json, %(version)s::integer, %(ending)s, %(error)s,
+        %(to_domain)s, %(type)s, %(data)s::json, %(command_id)s, %(own)s,
+        %(priority)s::integer, %(delay)s::double precision, %(run_at)s::timestamptz,
+        %(max_attempts)s::integer, %(seconds)s::double precision);
+
+-- name: read_undoable
+-- The steps that were completed, the latest first, and what became of their compensations. A step
+-- of several commands is among them however it ended: some of it may have been done.
+SELECT number, step, undone
+FROM {schema}.process_step
+WHERE process_id = %(process_id)s AND undoes IS NULL
+    AND (outcome = 'SUCCESS' OR type = 'process:batch' AND outcome IS NOT NULL)
+ORDER BY number DESC;
+
+-- name: read_process
+SELECT process_id, domain, type, status, step, state::text, error, batch_id, created_at,
+    updated_at, finished_at
+FROM {schema}.process
+WHERE process_id = %(process_id)s;
+
+-- name: query_processes
+-- The newest first.
+SELECT process_id, domain, type, status, step, state::text, error, batch_id, created_at,
+    updated_at, finished_at
+FROM {schema}.process
+WHERE (%(domain)s::text IS NULL OR domain = %(domain)s)
+    AND (%(type)s::text IS NULL OR type = %(type)s)
+    AND (%(status)s::text IS NULL OR status = %(status)s)
+    AND (%(batch_id)s::uuid IS NULL OR batch_id = %(batch_id)s)
+    AND (NOT %(unfinished)s::boolean OR finished_at IS NULL)
+    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
+    AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
+ORDER BY created_at DESC, process_id DESC
+LIMIT %(limit)s OFFSET %(offset)s;
+
+-- name: read_process_steps
+-- The attempts are those of the command, unless its history is gone.
+SELECT s.number, s.step, s.undoes, s.domain, s.type, s.command_id, s.sent_at, s.received_at,
+    s.deadline_at, s.outcome, s.error, s.undone,
+    (SELECT c.attempts FROM {schema}.command c
+     WHERE c.domain = s.domain AND c.command_id = s.command_id LIMIT 1)
+FROM {schema}.process_step s
+WHERE s.process_id = %(process_id)s
+ORDER BY s.number;
+
+-- name: read_process_audit
+SELECT at, kind, NULL::integer AS attempt, NULL AS worker, operator, code, message, details::text
+FROM (
+    SELECT created_at AS at, 0 AS rank, 0::bigint AS id, 'STARTED' AS kind, NULL AS operator,
+        NULL AS code, NULL AS message, json_build_object('type', type, 'domain', domain) AS details
+    FROM {schema}.managed_process WHERE process_id = %(process_id)s
+    UNION ALL
+    SELECT sent_at, 1, number, CASE WHEN undoes IS NULL THEN 'SENT' ELSE 'COMPENSATION_SENT' END,
+        NULL, NULL, step,
+        json_build_object('number', number, 'domain', domain, 'type', type,
+                          'command_id', command_id)
+    FROM {schema}.process_step WHERE process_id = %(process_id)s
+    UNION ALL
+    SELECT received_at, 1, number,
+        CASE WHEN undoes IS NULL THEN 'RECEIVED' ELSE 'COMPENSATION_RECEIVED' END, NULL, outcome,
+        concat_ws(': ', step, error),
+        json_build_object('number', number, 'command_id', command_id, 'seconds',
+                          extract(epoch FROM received_at - sent_at)::double precision)
+    FROM {schema}.process_step
+    WHERE process_id = %(process_id)s AND received_at IS NOT NULL
+    UNION ALL
+    SELECT at, 2, id, kind, operator, NULL, message, details
+    FROM {schema}.process_event WHERE process_id = %(process_id)s
+    UNION ALL
+    SELECT finished_at, 3, 0, status, NULL, NULL, error, NULL
+    FROM {schema}.managed_process
+    WHERE process_id = %(process_id)s AND finished_at IS NOT NULL
+) audit
+ORDER BY at, rank, id;
+
+-- name: count_processes
+-- Those that are not over, by type and status.
+SELECT p.type, p.status, count(*)
+FROM {schema}.process p
+WHERE p.finished_at IS NULL
+GROUP BY p.type, p.status
+ORDER BY count(*) DESC LIMIT 1000;
+
+-- name: read_awaited
+-- A command that may have ended; its result is decoded, as the bus has written it.
+SELECT type, status, result, error_code, error_message
+FROM {schema}.command
+WHERE domain = %(domain)s AND command_id = %(command_id)s;
+
+-- name: read_awaited_batch
+-- Its counters, and the first of its commands that were not completed.
+SELECT b.status, b.total, b.completed, b.failed, b.canceled, coalesce((
+    SELECT json_agg(json_build_object(
+        'domain', f.domain, 'command_id', f.command_id, 'type', f.type, 'status', f.status,
+        'code', f.error_code, 'message', f.error_message) ORDER BY f.created_at, f.command_id)
+    FROM (
+        SELECT h.* FROM unnest(ARRAY['FAILED', 'CANCELED']) q (status), LATERAL (
+            SELECT x.domain, x.command_id, x.type, x.status, x.error_code, x.error_message,
+                x.created_at
+            FROM {schema}.finished x
+            WHERE x.batch_id = b.batch_id AND x.status = q.status
+            ORDER BY x.batch_id, x.status, x.created_at
+            LIMIT %(count)s::bigint) h
+        ORDER BY h.created_at, h.command_id
+        LIMIT %(count)s::bigint) f), '[]')
+FROM {schema}.batch b
+WHERE b.batch_id = %(batch_id)s;
+
+-- name: read_now
+SELECT clock_timestamp();

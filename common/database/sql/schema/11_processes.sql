@@ -1,0 +1,583 @@
+-- Process managers: the processes, the commands that they have sent, and what was done to them.
+
+-- A process. Each transaction that moves it on writes its state together with the command that it
+-- awaits next, and locks its row first. No indexed column changes before its end.
+CREATE TABLE {schema}.managed_process (
+    process_id uuid PRIMARY KEY,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    finished_at timestamptz,
+    -- The command that started it: a call that is repeated brings the same.
+    start_id uuid NOT NULL,
+    -- The command that it awaits, or the batch if awaited_domain is NULL; and the command that
+    -- fires at the deadline of that.
+    awaited_id uuid,
+    timer_id uuid,
+    -- Of the batch that it is part of.
+    batch_id uuid,
+    -- The number of its latest row in process_step, and of the step that this one undoes.
+    number integer NOT NULL DEFAULT 0,
+    undoing integer,
+    -- That of the state, as its manager counts.
+    version integer NOT NULL,
+    domain {schema}.name NOT NULL,
+    type {schema}.name NOT NULL,
+    awaited_domain text COLLATE "C",
+    status text COLLATE "C" NOT NULL DEFAULT 'PENDING',
+    -- Its batch has counted it, which a later retry does not change.
+    counted boolean NOT NULL DEFAULT false,
+    -- COMPENSATED or CANCELED once it has failed: its status after the last compensation.
+    ending text,
+    step text,
+    error text,
+    state {schema}.payload NOT NULL
+) WITH (fillfactor = 50);
+
+-- Lists the newest first.
+CREATE INDEX managed_process_newest ON {schema}.managed_process (created_at);
+
+-- Counts and lists those that are not over.
+CREATE INDEX managed_process_unfinished ON {schema}.managed_process (created_at)
+    WHERE finished_at IS NULL;
+
+-- Finds the processes of a batch.
+CREATE INDEX managed_process_batch ON {schema}.managed_process (batch_id)
+    WHERE batch_id IS NOT NULL;
+
+-- For retention.
+CREATE INDEX managed_process_finished ON {schema}.managed_process (finished_at)
+    WHERE finished_at IS NOT NULL;
+
+-- What a process has sent: a row for each step and for each compensation. The command_id and type
+-- of a step of several commands are those of a batch, whose domain is the process's.
+CREATE TABLE {schema}.process_step (
+    process_id uuid NOT NULL,
+    sent_at timestamptz NOT NULL,
+    received_at timestamptz,
+    deadline_at timestamptz,
+    command_id uuid NOT NULL,
+    number integer NOT NULL,
+    -- The number of the step that this one undoes.
+    undoes integer,
+    step text NOT NULL,
+    domain text COLLATE "C" NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    -- Of its reply: SUCCESS, FAILED or CANCELED, and why.
+    outcome text,
+    error text,
+    -- Of a step: SENT, SUCCESS, FAILED or CANCELED by its compensation, SKIPPED without one.
+    undone text,
+    PRIMARY KEY (process_id, number)
+) WITH (fillfactor = 70);
+
+-- Signals, deadlines that fired, and what operators did.
+CREATE TABLE {schema}.process_event (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    process_id uuid NOT NULL,
+    -- The operator's call that left it: the same call repeated does nothing.
+    call bigint,
+    kind text COLLATE "C" NOT NULL,
+    operator text,
+    message text,
+    details json,
+    PRIMARY KEY (process_id, id)
+);
+
+-- Finds the commands to processes, replies among them, that need an operator.
+CREATE INDEX troubleshooting_process ON {schema}.troubleshooting (correlation_id)
+    WHERE type = 'Reply' OR starts_with(type, 'process:');
+
+-- One row for each process. That it waits for an operator is seen, and not written: the command
+-- that it awaits is in troubleshooting, or one that its manager could not handle.
+CREATE VIEW {schema}.process AS
+SELECT p.process_id, p.domain::text AS domain, p.type::text AS type,
+    CASE WHEN p.finished_at IS NULL AND (
+        EXISTS (SELECT FROM {schema}.troubleshooting t
+                WHERE t.domain = p.awaited_domain AND t.command_id = p.awaited_id)
+        OR EXISTS (SELECT FROM {schema}.troubleshooting t
+                   WHERE p.awaited_domain IS NULL AND t.batch_id = p.awaited_id)
+        OR EXISTS (SELECT FROM {schema}.troubleshooting t
+                   WHERE t.correlation_id = p.process_id AND t.domain = p.domain::text
+                       AND (t.type = 'Reply' OR starts_with(t.type, 'process:'))))
+    THEN 'WAITING_FOR_TSQ' ELSE p.status END AS status,
+    p.step, p.state::json AS state, p.error, p.batch_id, p.created_at, p.updated_at,
+    p.finished_at
+FROM {schema}.managed_process p;
+
+-- Starts a process: its row, and a command to its domain. refusal and the rest are those of
+-- enqueue; 'duplicate': the process's id is taken; in a batch that it joins also those of
+-- add_to_batch. Nothing is written unless refusal is NULL. Waits for a transaction that starts a
+-- process of the same id.
+CREATE FUNCTION {schema}.start_process(
+    p_process_id uuid, p_domain text, p_type text, p_state json, p_version integer,
+    p_start_id uuid, p_call bigint, p_batch_id uuid, p_joins boolean,
+    OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
+    OUT oldest_age double precision
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+BEGIN
+    INSERT INTO {schema}.managed_process (
+        process_id, start_id, batch_id, version, domain, type, state)
+    VALUES (p_process_id, p_start_id, p_batch_id, p_version, p_domain, p_type, p_state)
+    ON CONFLICT (process_id) DO NOTHING;
+    IF NOT FOUND THEN
+        refusal := CASE WHEN EXISTS (
+            SELECT FROM {schema}.managed_process p
+            WHERE p.process_id = p_process_id AND p.start_id = p_start_id)
+        THEN 'repeated' ELSE 'duplicate' END;
+        RETURN;
+    END IF;
+    SELECT e.refusal, e.depth, e.max_depth, e.warn_depth, e.oldest_age
+    INTO refusal, depth, max_depth, warn_depth, oldest_age
+    FROM {schema}.enqueue(p_domain, 'process:start', 'null', p_start_id, false, 5, NULL, NULL,
+                          p_process_id, NULL, NULL, p_call, false) e;
+    IF refusal IS NULL AND p_joins THEN
+        refusal := {schema}.add_to_batch(p_batch_id, 1);
+        IF refusal IS NOT NULL THEN
+            DELETE FROM {schema}.ready r
+            WHERE r.domain || '' = p_domain AND r.command_id = p_start_id;
+        END IF;
+    END IF;
+    IF refusal IS NOT NULL THEN
+        DELETE FROM {schema}.managed_process p WHERE p.process_id = p_process_id;
+    END IF;
+END
+$$;
+
+-- Sends a signal to a process. status and domain are the process's, NULL if it is unknown; one that
+-- is over gets no signal. The rest is that of enqueue.
+CREATE FUNCTION {schema}.signal_process(
+    p_process_id uuid, p_data json, p_signal_id uuid, p_call bigint, p_again boolean,
+    OUT status text, OUT domain text, OUT refusal text, OUT depth bigint,
+    OUT max_depth integer, OUT warn_depth integer, OUT oldest_age double precision
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+BEGIN
+    SELECT p.status, p.domain INTO status, domain
+    FROM {schema}.managed_process p WHERE p.process_id = p_process_id;
+    IF status IN ('COMPLETED', 'COMPENSATED', 'FAILED', 'CANCELED') OR status IS NULL THEN
+        RETURN;
+    END IF;
+    SELECT e.refusal, e.depth, e.max_depth, e.warn_depth, e.oldest_age
+    INTO refusal, depth, max_depth, warn_depth, oldest_age
+    FROM {schema}.enqueue(domain, 'process:signal', p_data, p_signal_id, false, 5, NULL,
+                          NULL, p_process_id, NULL, NULL, p_call, p_again) e;
+END
+$$;
+
+-- The row of a process, or none. Waits for a transaction that moves it on.
+CREATE FUNCTION {schema}.lock_process(p_process_id uuid) RETURNS SETOF {schema}.managed_process
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT p.* FROM {schema}.managed_process p WHERE p.process_id = p_process_id FOR UPDATE;
+END
+$$;
+
+-- Stores the reply to the latest command of a process, and ends its timer. p_undoing is the
+-- number of the step that the command has undone, if it was a compensation.
+CREATE FUNCTION {schema}.end_step(
+    p_process_id uuid, p_number integer, p_undoing integer, p_outcome text, p_error text,
+    p_domain text, p_timer_id uuid
+) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+BEGIN
+    UPDATE {schema}.process_step
+    SET outcome = p_outcome, error = p_error, received_at = clock_timestamp()
+    WHERE process_id = p_process_id AND number = p_number;
+    IF p_undoing IS NOT NULL THEN
+        UPDATE {schema}.process_step SET undone = p_outcome
+        WHERE process_id = p_process_id AND number = p_undoing;
+    END IF;
+    IF p_timer_id IS NOT NULL THEN
+        PERFORM {schema}.cancel_ids(
+            p_domain, ARRAY[p_timer_id], false, 'its step has ended', NULL, NULL);
+    END IF;
+END
+$$;
+
+-- Counts a process that is over for its batch, if it has one and was not counted before. The
+-- command that it sends looks whether the batch is over: two processes that end at the same time
+-- do not see each other's lines.
+CREATE FUNCTION {schema}.count_process(p_process_id uuid) RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    process {schema}.managed_process;
+BEGIN
+    UPDATE {schema}.managed_process p SET counted = true
+    WHERE p.process_id = p_process_id AND p.batch_id IS NOT NULL AND NOT p.counted
+    RETURNING p.* INTO process;
+    IF FOUND THEN
+        PERFORM {schema}.count_ended(
+            ARRAY[process.batch_id],
+            ARRAY[CASE WHEN process.status IN ('COMPLETED', 'CANCELED') THEN process.status
+                       ELSE 'FAILED' END], '{}');
+        INSERT INTO {schema}.ready (domain, priority, command_id, type, correlation_id, data)
+        VALUES (process.domain, 5, {schema}.new_id(), 'process:counted', process.batch_id, 'null');
+    END IF;
+END
+$$;
+
+-- Moves a process on: writes its row and, unless p_command_id is NULL, sends the command that it
+-- awaits next, whatever the limits of the domain: a full one must not stop what has begun. Returns
+-- 'duplicate', and writes nothing, if the manager brought an id (p_own) that is taken. If
+-- p_to_domain is NULL, p_command_id is a batch that the same transaction has created. p_seconds is
+-- the deadline.
+CREATE FUNCTION {schema}.advance_process(
+    p_process_id uuid, p_domain text, p_number integer, p_status text, p_step text,
+    p_undoing integer, p_state json, p_version integer, p_ending text, p_error text,
+    p_to_domain text, p_type text, p_data json, p_command_id uuid, p_own boolean,
+    p_priority integer, p_delay double precision, p_run_at timestamptz, p_max_attempts integer,
+    p_seconds double precision
+) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    present constant timestamptz := clock_timestamp();
+    due constant timestamptz := coalesce(p_run_at, present + make_interval(secs => p_delay));
+    sends constant boolean := p_command_id IS NOT NULL;
+    timer constant uuid := CASE WHEN p_seconds IS NOT NULL THEN {schema}.new_id() END;
+BEGIN
+    IF p_number = 0 THEN
+        PERFORM {schema}.start_batches(ARRAY[p.batch_id])
+        FROM {schema}.managed_process p
+        WHERE p.process_id = p_process_id AND p.batch_id IS NOT NULL;
+    END IF;
+    IF p_own AND EXISTS (
+        SELECT FROM {schema}.identify(ARRAY[p_to_domain], ARRAY[p_command_id],
+                                      hashtextextended(gen_random_uuid()::text, 0), true))
+    THEN
+        RETURN 'duplicate';
+    END IF;
+    UPDATE {schema}.managed_process SET
+        status = p_status, step = p_step, undoing = p_undoing, state = p_state,
+        version = p_version, ending = p_ending, error = p_error,
+        number = p_number + sends::integer, awaited_domain = p_to_domain,
+        awaited_id = p_command_id, timer_id = timer, updated_at = present,
+        finished_at = CASE WHEN NOT sends THEN present END
+    WHERE process_id = p_process_id;
+    IF NOT sends THEN
+        PERFORM {schema}.count_process(p_process_id);
+        RETURN NULL;
+    END IF;
+    INSERT INTO {schema}.process_step (
+        process_id, sent_at, deadline_at, command_id, number, undoes, step, domain, type)
+    VALUES (p_process_id, present, present + make_interval(secs => p_seconds), p_command_id,
+            p_number + 1, p_undoing, p_step, coalesce(p_to_domain, p_domain), p_type);
+    IF p_undoing IS NOT NULL THEN
+        UPDATE {schema}.process_step SET undone = 'SENT'
+        WHERE process_id = p_process_id AND number = p_undoing;
+    END IF;
+    IF p_to_domain IS NULL THEN
+        NULL;
+    ELSIF due > present THEN
+        INSERT INTO {schema}.scheduled (domain, priority, command_id, type, data, correlation_id,
+                                        reply_to, max_attempts, due_at)
+        VALUES (p_to_domain, p_priority, p_command_id, p_type, p_data, p_process_id, p_domain,
+                p_max_attempts, due);
+    ELSE
+        INSERT INTO {schema}.ready (domain, priority, command_id, type, data, correlation_id,
+                                    reply_to, max_attempts)
+        VALUES (p_to_domain, p_priority, p_command_id, p_type, p_data, p_process_id, p_domain,
+                p_max_attempts);
+    END IF;
+    IF timer IS NOT NULL THEN
+        INSERT INTO {schema}.scheduled (domain, priority, command_id, type, data, correlation_id,
+                                        due_at)
+        VALUES (p_domain, 0, timer, 'process:deadline', json_build_object('number', p_number + 1),
+                p_process_id, present + make_interval(secs => p_seconds));
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+-- Notes steps that need no compensation.
+CREATE FUNCTION {schema}.skip_compensations(p_process_id uuid, p_numbers integer[]) RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER
+AS $$
+    UPDATE {schema}.process_step SET undone = 'SKIPPED'
+    WHERE process_id = p_process_id AND number = ANY (p_numbers)
+$$;
+
+-- Writes the state of a process that goes on waiting, and the signal that has changed it.
+CREATE FUNCTION {schema}.write_signal(
+    p_process_id uuid, p_state json, p_version integer, p_details json
+) RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER
+AS $$
+    UPDATE {schema}.managed_process
+    SET state = p_state, version = p_version, updated_at = clock_timestamp()
+    WHERE process_id = p_process_id;
+    INSERT INTO {schema}.process_event (process_id, kind, details)
+    VALUES (p_process_id, 'SIGNALED', p_details)
+$$;
+
+-- Cancels all commands of a batch, wherever they are, in one transaction. False if it is over or
+-- unknown. Waits for locked rows.
+CREATE FUNCTION {schema}.end_batch_now(p_batch_id uuid, p_operator text, p_reason text)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    keys record;
+    status text := {schema}.cancel_batch(p_batch_id, p_operator, p_reason);
+    has_more boolean := true;
+BEGIN
+    IF status IS NULL OR status NOT IN ('PENDING', 'IN_PROGRESS') THEN
+        RETURN false;
+    END IF;
+    -- Repeated while commands move from one table to another between two reads.
+    WHILE has_more LOOP
+        has_more := false;
+        FOR keys IN
+            SELECT c.domain, array_agg(c.command_id) AS command_ids
+            FROM (SELECT r.domain::text, r.command_id FROM {schema}.ready r
+                  WHERE r.batch_id = p_batch_id
+                  UNION ALL
+                  SELECT s.domain::text, s.command_id FROM {schema}.scheduled s
+                  WHERE s.batch_id = p_batch_id) c
+            GROUP BY c.domain
+        LOOP
+            has_more := true;
+            PERFORM {schema}.cancel_ids(
+                keys.domain, keys.command_ids, true, p_reason, p_operator, NULL);
+        END LOOP;
+        SELECT array_agg(t.domain) AS domains, array_agg(t.command_id) AS command_ids INTO keys
+        FROM {schema}.troubleshooting t WHERE t.batch_id = p_batch_id;
+        IF keys.domains IS NOT NULL THEN
+            has_more := true;
+            PERFORM {schema}.resolve_keys(
+                'CANCEL', keys.domains, keys.command_ids, p_operator, p_reason, NULL, NULL);
+        END IF;
+    END LOOP;
+    RETURN true;
+END
+$$;
+
+-- Cancels the command that a process awaits, wherever it is, or all commands of the batch, so that
+-- nothing of it lands any more; the reply moves the process on. False if it has ended by itself or
+-- is unknown.
+CREATE FUNCTION {schema}.end_awaited(
+    p_process {schema}.managed_process, p_operator text, p_reason text
+) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    place text;
+BEGIN
+    IF p_process.awaited_domain IS NULL THEN
+        RETURN {schema}.end_batch_now(p_process.awaited_id, p_operator, p_reason);
+    END IF;
+    LOOP
+        place := {schema}.cancel(p_process.awaited_domain, p_process.awaited_id, p_reason, true,
+                                 p_operator);
+        IF place IS DISTINCT FROM 'troubleshooting' THEN
+            RETURN coalesce(place = 'canceled', false);
+        END IF;
+        IF {schema}.resolve_keys(
+            'CANCEL', ARRAY[p_process.awaited_domain], ARRAY[p_process.awaited_id],
+            p_operator, p_reason, NULL, NULL) = 1
+        THEN
+            RETURN true;
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- Fires the deadline of a step: cancels what it has sent, and the step has failed. False if the
+-- step has ended, so that its reply counts.
+CREATE FUNCTION {schema}.expire_step(p_process_id uuid, p_number integer) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    process {schema}.managed_process;
+    reason text;
+BEGIN
+    SELECT p.* INTO process FROM {schema}.managed_process p
+    WHERE p.process_id = p_process_id FOR UPDATE;
+    reason := format('the deadline of step %s has passed', process.step);
+    IF process.number IS DISTINCT FROM p_number OR process.status <> 'WAITING_FOR_REPLY'
+        OR NOT {schema}.end_awaited(process, NULL, reason)
+    THEN
+        RETURN false;
+    END IF;
+    UPDATE {schema}.managed_process p
+    SET status = 'COMPENSATING', ending = 'COMPENSATED', error = 'DEADLINE: ' || reason,
+        updated_at = clock_timestamp()
+    WHERE p.process_id = p_process_id;
+    INSERT INTO {schema}.process_event (process_id, kind, message, details)
+    VALUES (p_process_id, 'DEADLINE', reason, json_build_object('number', p_number));
+    RETURN true;
+END
+$$;
+
+-- Lets the fleet look at a process whose reply may never come.
+CREATE FUNCTION {schema}.resume_process(p_process {schema}.managed_process) RETURNS void
+LANGUAGE sql VOLATILE
+AS $$
+    INSERT INTO {schema}.ready (domain, priority, command_id, type, correlation_id, data)
+    VALUES (p_process.domain, 5, {schema}.new_id(), 'process:resume', p_process.process_id, 'null')
+$$;
+
+-- Cancels a process: what it awaits, then the fleet compensates. Returns 'canceled', the status
+-- of one that is over or compensates already, or NULL if it is unknown. Waits for a locked row.
+CREATE FUNCTION {schema}.cancel_process(
+    p_process_id uuid, p_operator {schema}.remark, p_reason {schema}.remark, p_call bigint
+) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    process {schema}.managed_process;
+    is_pending boolean;
+BEGIN
+    SELECT p.* INTO process FROM {schema}.managed_process p
+    WHERE p.process_id = p_process_id FOR UPDATE;
+    IF {schema}.was_done_to_process(p_process_id, p_call) THEN
+        RETURN 'canceled';
+    END IF;
+    IF process.process_id IS NULL OR process.ending IS NOT NULL
+        OR process.finished_at IS NOT NULL
+    THEN
+        RETURN process.status;
+    END IF;
+    is_pending := process.status = 'PENDING';
+    INSERT INTO {schema}.process_event (process_id, call, kind, operator, message)
+    VALUES (p_process_id, p_call, 'CANCEL_REQUESTED', p_operator, p_reason);
+    UPDATE {schema}.managed_process p SET
+        status = CASE WHEN is_pending THEN 'CANCELED' ELSE 'COMPENSATING' END,
+        finished_at = CASE WHEN is_pending THEN clock_timestamp() END,
+        ending = 'CANCELED', error = 'CANCELED: ' || coalesce(p_reason, 'by an operator'),
+        updated_at = clock_timestamp()
+    WHERE p.process_id = p_process_id;
+    IF is_pending THEN
+        PERFORM {schema}.count_process(p_process_id);
+    ELSIF NOT {schema}.end_awaited(process, p_operator, p_reason) THEN
+        PERFORM {schema}.resume_process(process);
+    END IF;
+    RETURN 'canceled';
+END
+$$;
+
+-- Cancels processes of a batch that no worker has begun; its cancellation was requested before.
+-- Skips locked rows. Returns their number.
+CREATE FUNCTION {schema}.cancel_processes_of_batch(p_batch_id uuid, p_count integer)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    canceled bigint;
+BEGIN
+    SELECT count({schema}.cancel_process(q.process_id, b.cancel_operator, b.cancel_reason, NULL))
+    INTO canceled
+    FROM {schema}.batch_state b, LATERAL (
+        SELECT p.process_id FROM {schema}.managed_process p
+        WHERE p.batch_id = b.batch_id AND p.status = 'PENDING'
+        LIMIT p_count
+        FOR UPDATE SKIP LOCKED) q
+    WHERE b.batch_id = p_batch_id AND b.cancel_requested_at IS NOT NULL;
+    RETURN canceled;
+END
+$$;
+
+-- Takes out of troubleshooting what a process awaits, and its own commands; or lets the fleet send
+-- failed compensations again, or look for a reply or a start that was lost. Returns 'retried', the status of
+-- a process for which there is nothing to do, or NULL if it is unknown.
+CREATE FUNCTION {schema}.retry_process(
+    p_process_id uuid, p_operator {schema}.remark, p_reason {schema}.remark, p_call bigint
+) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    process {schema}.managed_process;
+    own uuid[];
+    of_batch record;
+    retried bigint;
+BEGIN
+    SELECT p.* INTO process FROM {schema}.managed_process p
+    WHERE p.process_id = p_process_id FOR UPDATE;
+    IF {schema}.was_done_to_process(p_process_id, p_call) THEN
+        RETURN 'retried';
+    END IF;
+    own := ARRAY(
+        SELECT t.command_id FROM {schema}.troubleshooting t
+        WHERE t.domain = process.domain::text AND t.correlation_id = p_process_id
+            AND (t.type = 'Reply' OR starts_with(t.type, 'process:')));
+    SELECT coalesce(array_agg(t.domain), '{}') AS domains,
+        coalesce(array_agg(t.command_id), '{}') AS command_ids
+    INTO of_batch FROM {schema}.troubleshooting t
+    WHERE process.awaited_domain IS NULL AND t.batch_id = process.awaited_id;
+    retried := {schema}.resolve_keys(
+            'RETRY', process.awaited_domain || of_batch.domains,
+            process.awaited_id || of_batch.command_ids, p_operator, p_reason, NULL, NULL)
+        + {schema}.resolve_keys(
+            'RETRY', array_fill(process.domain::text, ARRAY[cardinality(own)]), own, p_operator,
+            p_reason, NULL, NULL);
+    IF process.status = 'FAILED' THEN
+        UPDATE {schema}.process_step s SET undone = NULL
+        WHERE s.process_id = p_process_id AND s.undone IN ('FAILED', 'CANCELED');
+        UPDATE {schema}.managed_process p
+        SET status = 'COMPENSATING', finished_at = NULL, updated_at = clock_timestamp()
+        WHERE p.process_id = p_process_id;
+    ELSIF process.finished_at IS NOT NULL OR retried = 0 AND NOT EXISTS (
+            SELECT FROM {schema}.finished f
+            WHERE f.domain = coalesce(process.awaited_domain, process.domain::text)
+                AND f.command_id = coalesce(process.awaited_id, process.start_id))
+        AND NOT EXISTS (
+            SELECT FROM {schema}.batch_state b
+            WHERE process.awaited_domain IS NULL AND b.batch_id = process.awaited_id
+                AND b.completed_at IS NOT NULL)
+    THEN
+        RETURN process.status;
+    END IF;
+    IF retried = 0 OR process.status = 'FAILED' THEN
+        PERFORM {schema}.resume_process(process);
+    END IF;
+    INSERT INTO {schema}.process_event (process_id, call, kind, operator, message)
+    VALUES (p_process_id, p_call, 'RETRIED', p_operator, p_reason);
+    RETURN 'retried';
+END
+$$;
+
+-- Whether an operator's call was carried out before: it is repeated where its reply was lost.
+CREATE FUNCTION {schema}.was_done_to_process(p_process_id uuid, p_call bigint) RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+    SELECT EXISTS (
+        SELECT FROM {schema}.process_event e
+        WHERE e.process_id = p_process_id AND e.call = p_call)
+$$;
+
+-- Removes up to p_size processes that their domains do not keep any longer, with their steps and
+-- events, and returns their number. Skips locked rows.
+CREATE FUNCTION {schema}.retain_processes(p_size integer) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+AS $$
+DECLARE
+    removed bigint;
+BEGIN
+    WITH gone AS (
+        DELETE FROM {schema}.managed_process WHERE process_id = ANY (ARRAY(
+            SELECT p.process_id FROM {schema}.managed_process p
+            WHERE p.finished_at <= clock_timestamp() - greatest(
+                interval '1 minute', coalesce((
+                    SELECT d.keep FROM {schema}.domain d WHERE d.name = p.domain),
+                    interval '7 days'))
+            ORDER BY p.finished_at
+            LIMIT p_size
+            FOR UPDATE SKIP LOCKED))
+        RETURNING process_id
+    ), steps AS (
+        DELETE FROM {schema}.process_step s USING gone g WHERE s.process_id = g.process_id
+    ), events AS (
+        DELETE FROM {schema}.process_event e USING gone g WHERE e.process_id = g.process_id
+    )
+    SELECT count(*) INTO removed FROM gone;
+    RETURN removed;
+END
+$$;

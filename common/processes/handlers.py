@@ -1,0 +1,186 @@
+"""The handlers of a domain's processes: each runs in the transaction that moves a process on, and
+locks its row first."""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from cmdbus.command import Command
+from cmdbus.context import Context
+from cmdbus.database.pool import Connection
+from cmdbus.processes import batch_steps
+from cmdbus.processes.advancing import Process, ProcessRow
+from cmdbus.processes.batch_steps import BATCH
+from cmdbus.producer.process_records import ProcessStatus
+from cmdbus.producer.store import Store
+from cmdbus.registry import Handler
+from cmdbus.reply import Reply
+
+if TYPE_CHECKING:
+    from cmdbus.processes.process_manager import ProcessManager
+
+logger = logging.getLogger(__name__)
+
+_OUTCOMES = {"COMPLETED": "SUCCESS", "FAILED": "FAILED", "CANCELED": "CANCELED"}
+_store = cache(Store)
+
+
+class ProcessHandlers:
+    """`managers` are those of the domain, by the types of their processes; more may come."""
+
+    def __init__(self, domain: str, managers: "Mapping[str, ProcessManager[Any]]") -> None:
+        self._domain = domain
+        self._managers = managers
+
+    @property
+    def all(self) -> list[Handler]:
+        functions = {
+            "Reply": self.receive,
+            "process:start": self.start,
+            "process:signal": self.signal,
+            "process:deadline": self.expire,
+            "process:resume": self.resume,
+            "process:counted": self.end_batch,
+            BATCH: self.receive_batch,
+        }
+        return [Handler(self._domain, type_, function) for type_, function in functions.items()]
+
+    def start(self, command: Command, context: Context) -> None:
+        process = self._locked(command, context)
+        if process is not None:
+            if process.row.status == ProcessStatus.PENDING:
+                process.begin()
+            else:
+                _drop(command, f"{process.row.label} is {process.row.status} already")
+
+    def receive(self, command: Command, context: Context) -> None:
+        if command.correlation_id == command.command_id:
+            _drop(command, "it has no correlation id")
+            return
+        reply = _reply_of(command.data)
+        if reply is None:
+            _drop(command, "it has not the data of a reply")
+            return
+        process = self._locked(command, context)
+        if process is not None:
+            if process.row.awaited_id == reply.command_id:
+                process.receive(reply)
+            else:
+                _drop(
+                    command,
+                    f"{process.row.label} does not await command {reply.command_id} now",
+                )
+
+    def receive_batch(self, command: Command, context: Context) -> None:
+        """The commands of a step have ended."""
+        process = self._locked(command, context, UUID(command.data["process_id"]))
+        if process is None:
+            return
+        batch_id = command.correlation_id
+        reply = None
+        if process.row.awaited_id == batch_id:
+            reply = batch_steps.reply_of(_store(context.schema), context.connection, batch_id)
+        if reply is None:
+            _drop(command, f"{process.row.label} does not await batch {batch_id} now")
+        else:
+            process.receive(reply)
+
+    def signal(self, command: Command, context: Context) -> None:
+        process = self._locked(command, context)
+        if process is not None:
+            if ProcessStatus(process.row.status).terminal:
+                _drop(command, f"{process.row.label} is {process.row.status}")
+            else:
+                process.signal(command.data["name"], command.data["data"])
+
+    def expire(self, command: Command, context: Context) -> None:
+        """The reply to the canceled command moves the process on."""
+        values = {"process_id": command.correlation_id, "number": command.data["number"]}
+        store = _store(context.schema)
+        if store.value(context.connection, "expire_step", **values):
+            logger.warning(
+                "process %s: the deadline of its step has passed", command.correlation_id
+            )
+
+    def resume(self, command: Command, context: Context) -> None:
+        """Begins, compensates, or finds a reply that was lost."""
+        process = self._locked(command, context)
+        if process is None:
+            return
+        row = process.row
+        if row.awaited_id is not None:
+            store, connection = _store(context.schema), context.connection
+            reply = (
+                batch_steps.reply_of(store, connection, row.awaited_id)
+                if row.awaited_domain is None
+                else _ended(store, connection, row)
+            )
+            if reply is not None:
+                process.receive(reply)
+        elif row.status == ProcessStatus.PENDING:
+            process.begin()
+        elif row.status == ProcessStatus.COMPENSATING:
+            process.compensate()
+
+    def end_batch(self, command: Command, context: Context) -> None:
+        """Ends the batch of a process that has ended, if it is over with that."""
+        values = {"batch_ids": [command.correlation_id]}
+        _store(context.schema).value(context.connection, "end_batches", **values)
+
+    def _locked(
+        self, command: Command, context: Context, process_id: UUID | None = None
+    ) -> Process | None:
+        """The process that a command is about, by default the one that it is correlated with;
+        None if it cannot be moved on here."""
+        store, connection = _store(context.schema), context.connection
+        process_id = process_id or command.correlation_id
+        found = store.rows(connection, "read_locked_process", process_id=process_id)
+        if not found or found[0][1] != self._domain:
+            _drop(command, f"domain {self._domain} has no process {process_id}")
+            return None
+        row = ProcessRow(*found[0])
+        manager = self._managers.get(row.type)
+        if manager is None:
+            _drop(command, f"{row.label} has no manager here", logging.ERROR)
+            return None
+        return Process(store, connection, row, manager)
+
+
+def _drop(command: Command, why: str, level: int = logging.WARNING) -> None:
+    logger.log(
+        level,
+        "dropped command %s (%s/%s): %s",
+        command.command_id,
+        command.domain,
+        command.type,
+        why,
+    )
+
+
+def _reply_of(data: Any) -> Reply | None:
+    with suppress(KeyError, TypeError, ValueError, AttributeError):
+        return Reply(
+            command_id=UUID(data["command_id"]),
+            type=data["type"],
+            outcome=data["outcome"],
+            result=data["result"],
+        )
+    return None
+
+
+def _ended(store: Store, connection: Connection, row: ProcessRow) -> Reply | None:
+    """The reply of the awaited command, if that is over; CANCELED if its history is gone."""
+    values = {"domain": row.awaited_domain, "command_id": row.awaited_id}
+    found = store.rows(connection, "read_awaited", **values)
+    type_, status, result, code, message = (
+        found[0] if found else ("", "CANCELED", None, "GONE", "its history is gone")
+    )
+    if status not in _OUTCOMES:
+        return None
+    if status != "COMPLETED":
+        result = {"code": code, "message": message, "details": None}
+    assert row.awaited_id is not None
+    return Reply(command_id=row.awaited_id, type=type_, outcome=_OUTCOMES[status], result=result)

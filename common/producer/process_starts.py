@@ -1,0 +1,91 @@
+"""How processes are started: alone, or as a part of a batch."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from cmdbus.checks import check_id, check_name, check_whole
+from cmdbus.data import encode
+from cmdbus.database.pool import Connection
+from cmdbus.errors import BatchNotFoundError, InvalidOperationError
+from cmdbus.producer.ids import new_call, new_id
+from cmdbus.producer.process_records import state_data
+from cmdbus.producer.store import AdmissionResult, Store
+
+
+@dataclass(slots=True)
+class ProcessRequest:
+    """One process to start; the arguments of `CommandBus.start_process`."""
+
+    domain: str
+    type: str
+    state: Any = None
+    process_id: UUID | str | None = None
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStart:
+    """A request that passed every check. Repeated, it starts no second process."""
+
+    process_id: UUID
+    domain: str
+    #: Of start_process in the schema.
+    values: dict[str, object]
+
+    @classmethod
+    def of(cls, request: ProcessRequest, max_bytes: int) -> "ProcessStart":
+        if not isinstance(request, ProcessRequest):
+            raise ValueError(
+                f"processes must be ProcessRequests, not {type(request).__name__}: "
+                f"ProcessRequest(domain, type, state)"
+            )
+        brought = request.process_id
+        process_id = new_id() if brought is None else check_id("process_id", brought)
+        domain = check_name("domain", request.domain)
+        values = {
+            "process_id": process_id,
+            "domain": domain,
+            "type": check_name("type", request.type),
+            "state": encode(state_data(request.state), what="state", max_bytes=max_bytes),
+            "version": check_whole("version", request.version, 1),
+            "start_id": new_id(),
+            "call": new_call(),
+        }
+        return cls(process_id, domain, values)
+
+
+def start(
+    store: Store,
+    connection: Connection,
+    process: ProcessStart,
+    batch_id: UUID | None = None,
+    *,
+    joins: bool = False,
+) -> AdmissionResult:
+    """Starts a process. One that `joins` the batch is added to it: the others are counted when it
+    is created."""
+    [row] = store.rows(
+        connection, "start_process", **process.values, batch_id=batch_id, joins=joins
+    )
+    admission = AdmissionResult(*row)
+    match admission.refusal:
+        case None | "repeated" | "closed" | "full":
+            return admission
+        case "duplicate":
+            raise InvalidOperationError(
+                f"process {process.process_id} was started before: an id is taken once, and "
+                f"`get_process` shows what became of that process"
+            )
+        case "UNKNOWN" if batch_id is not None:
+            raise BatchNotFoundError(batch_id)
+        case "CANCELING":
+            why = "it is being canceled"
+        case status:
+            why = f"it is {status}"
+    raise InvalidOperationError(f"batch {batch_id} takes no further processes: {why}")
+
+
+def starts_of(requests: Iterable[ProcessRequest], max_bytes: int) -> list[ProcessStart]:
+    return [ProcessStart.of(request, max_bytes) for request in requests]

@@ -1,0 +1,202 @@
+"""`cmdbus process`: processes of process managers, and their steps."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import click
+
+from cmdbus.counting import count_of
+from cmdbus.errors import ProcessNotFoundError
+from cmdbus.supervisor.cli.options import audit_options, option, page_options, parsed, time_option
+from cmdbus.supervisor.cli.output import (
+    Shown,
+    age,
+    ago,
+    audit_lines,
+    data_text,
+    shorten,
+    table,
+    timestamp,
+)
+from cmdbus.supervisor.cli.parameters import data, past
+from cmdbus.supervisor.cli.session import with_bus
+
+if TYPE_CHECKING:
+    from cmdbus.producer.bus import CommandBus
+    from cmdbus.producer.process_records import ProcessRecord, ProcessStep
+
+_STEPS_HEAD = ("", "STEP", "COMMAND", "SENT", "ATTEMPTS", "TOOK", "OUTCOME")
+_WIDTH = 80
+_process_id = click.argument("process_id", metavar="ID")
+
+
+@click.group(help="Show and steer the processes of process managers.")
+def process() -> None:
+    pass
+
+
+@process.command(
+    "list",
+    help="""List processes, the last started first.
+
+    \b
+    Examples:
+      cmdbus process list --status WAITING_FOR_TSQ
+      cmdbus process list --type Transfer --since 2h --json
+    """,
+)
+@click.argument("domain", required=False)
+@option("--type", metavar="TYPE", help="Only of this type.")
+@option("--status", metavar="STATUS", help="Only in this status, like WAITING_FOR_TSQ.")
+@time_option("--since", parse=past, help="Started since; like 2h: ago.")
+@time_option("--until", parse=past, help="Started before.")
+@page_options
+@with_bus
+def list_(
+    bus: "CommandBus", status: str | None, limit: int, offset: int, **conditions: Any
+) -> Shown:
+    status = None if status is None else status.upper()
+    # One more than is shown says whether there are more.
+    found = bus.query_processes(status=status, limit=limit + 1, offset=offset, **conditions)
+    shown, more = found[:limit], len(found) > limit
+    width = max((len(record.status) for record in shown), default=0)
+    lines = [_row(record, width) for record in shown]
+    if more:
+        lines.append(
+            f"{count_of(limit, 'process', 'es')} shown, and there are more: --limit and --offset"
+        )
+    elif not shown:
+        lines.append("no more processes" if offset else "no process meets these conditions")
+    return {"processes": shown, "more": more}, lines
+
+
+@process.command(
+    help="""Show a process: its state, its steps, and everything that happened to it.
+
+    A step that undoes another one has that one's number, with a minus.
+
+    \b
+    Examples:
+      cmdbus process show 01a1ef5a-0994-8c8f-a75a-06db62dbaa94
+    """,
+)
+@_process_id
+@with_bus
+def show(bus: "CommandBus", process_id: str) -> Shown:
+    record = bus.get_process(process_id)
+    if record is None:
+        raise ProcessNotFoundError(UUID(process_id))
+    steps, audit = bus.process_steps(process_id), bus.process_audit(process_id)
+    lines = chain(_facts(record), _drawn(steps), audit_lines(audit))
+    return {**asdict(record), "steps": steps, "audit": audit}, lines
+
+
+@process.command(
+    help="""Cancel a process: what it awaits is canceled, and its completed steps are undone.
+
+    \b
+    Examples:
+      cmdbus process cancel 01a1ef5a-0994-8c8f-a75a-06db62dbaa94 --reason "wrong account"
+    """,
+)
+@_process_id
+@audit_options
+@with_bus
+def cancel(bus: "CommandBus", process_id: str, **remark: Any) -> Shown:
+    bus.cancel_process(process_id, **remark)
+    return _done(bus, process_id, f"canceled {process_id}: workers undo its completed steps")
+
+
+@process.command(
+    help="""Let a process that waits for an operator go on.
+
+    The command that it awaits leaves the troubleshooting queue, or compensations that
+    have failed are sent again.
+
+    \b
+    Examples:
+      cmdbus process retry 01a1ef5a-0994-8c8f-a75a-06db62dbaa94
+    """,
+)
+@_process_id
+@audit_options
+@with_bus
+def retry(bus: "CommandBus", process_id: str, **remark: Any) -> Shown:
+    bus.retry_process(process_id, **remark)
+    return _done(bus, process_id, f"retried {process_id}")
+
+
+@process.command(
+    help="""Send a process a signal, which its manager gets.
+
+    DATA is JSON: as it stands, - for standard input, or @FILE.
+
+    \b
+    Examples:
+      cmdbus process signal 01a1ef5a-0994-8c8f-a75a-06db62dbaa94 approved '{"by": "ann"}'
+    """,
+)
+@_process_id
+@click.argument("signal_name", metavar="SIGNAL")
+@click.argument("signal_data", metavar="[DATA|-|@FILE]", callback=parsed(data), required=False)
+@with_bus
+def signal(bus: "CommandBus", process_id: str, signal_name: str, signal_data: object) -> Shown:
+    bus.signal_process(process_id, signal_name, signal_data)
+    return _done(bus, process_id, f"signaled {process_id}: {signal_name}")
+
+
+def _done(bus: "CommandBus", process_id: str, line: str) -> Shown:
+    record = bus.get_process(process_id)
+    return {"process_id": process_id, "status": record and record.status}, [line]
+
+
+def _row(record: "ProcessRecord", width: int) -> str:
+    """`width`: of the status."""
+    line = f"{record.process_id}  {record.status.value:<{width}}  {ago(record.created_at):>9}"
+    step = f"  {record.step}" if record.step is not None else ""
+    return f"{line}  {record.domain}/{record.type}{step}"
+
+
+def _facts(record: "ProcessRecord") -> Iterator[str]:
+    yield f"{record.domain}/{record.type}  {record.process_id}  {record.status}"
+    facts = {
+        "step": record.step,
+        "error": record.error,
+        "started": _when(record.created_at),
+        "updated": _when(record.updated_at),
+        "finished": None if record.finished_at is None else _when(record.finished_at),
+        "state": data_text(record.state),
+    }
+    for name, value in facts.items():
+        if value is not None:
+            yield f"  {name:<14}  {value}"
+
+
+def _drawn(steps: "list[ProcessStep]") -> Iterator[str]:
+    if steps:
+        yield ""
+        yield from table(_STEPS_HEAD, map(_cells, steps), left=4)
+
+
+def _cells(step: "ProcessStep") -> tuple[object, ...]:
+    took = (step.received_at or datetime.now(UTC)) - step.sent_at
+    outcome = step.outcome or "awaited"
+    if step.error is not None:
+        outcome = shorten(f"{outcome}: {step.error}", _WIDTH)
+    return (
+        step.number if step.undoes is None else -step.undoes,
+        step.step,
+        f"{step.domain}/{step.type}",
+        ago(step.sent_at),
+        "-" if step.attempts is None else step.attempts,
+        age(took.total_seconds()),
+        outcome,
+    )
+
+
+def _when(time: datetime) -> str:
+    return f"{timestamp(time)}  ({ago(time)})"

@@ -1,0 +1,192 @@
+"""Steps of several commands."""
+
+import threading
+from typing import Any
+
+import pytest
+from eventually import eventually
+from handlers import Gate, effects, leave_effect, running
+from trips import (
+    HOTEL,
+    Booking,
+    Trip,
+    await_end,
+    await_status,
+    booked,
+    raising,
+    registry_of,
+    taken,
+    traveling,
+)
+
+from cmdbus import (
+    BusinessRuleError,
+    Command,
+    CommandBus,
+    Context,
+    PermanentCommandError,
+    Reply,
+    SendRequest,
+)
+
+
+class Hotels(Booking):
+    """Its second step books several hotels, and can be undone."""
+
+    def __init__(self, count: int = 5) -> None:
+        self.count = count
+        self.replies: list[Any] = []
+
+    def build_command(self, step: Any, state: Trip) -> SendRequest | list[SendRequest]:
+        if step != HOTEL:
+            return super().build_command(step, state)
+        return [SendRequest("bookings", "Hotel", {"number": n}) for n in range(self.count)]
+
+    def update_state(self, state: Trip, step: Any, reply: Reply) -> Trip:
+        if step == HOTEL:
+            self.replies.append(reply.result)
+        return super().update_state(state, step, reply)
+
+    def compensation(self, step: Any, state: Trip) -> SendRequest | None:
+        if step != HOTEL:
+            return super().compensation(step, state)
+        return SendRequest("bookings", "CancelCar", {"city": state.city})
+
+
+class HurriedHotels(Hotels):
+    def deadline(self, step: Any) -> float | None:
+        return 0.5 if step == HOTEL else None
+
+
+def fail_some(command: Command, context: Context) -> None:
+    if command.data["number"] in (1, 3):
+        raise BusinessRuleError("FULL", f"hotel {command.data['number']} is full")
+    leave_effect(command, context)
+
+
+UNDONE = ["-HOTEL SUCCESS", "-FLIGHT SUCCESS"]
+
+
+def test_a_step_of_several_commands_is_over_when_all_are(dsn: str, bus: CommandBus) -> None:
+    """They have the process's id as their correlation id."""
+    manager = Hotels()
+    with traveling(dsn, bus, manager) as process_id:
+        assert await_end(bus, process_id).status == "COMPLETED"
+    assert taken(bus, process_id) == ["FLIGHT SUCCESS", "HOTEL SUCCESS", "CAR SUCCESS"]
+    assert effects(dsn) == 7
+    [batch] = bus.list_batches()
+    assert (batch.name, batch.status, batch.total) == ("Booking HOTEL", "COMPLETED", 5)
+    commands = bus.batch_commands(batch.batch_id)
+    assert {command.correlation_id for command in commands} == {process_id}
+    assert manager.replies == [
+        {
+            "batch_id": str(batch.batch_id),
+            **{"total": 5, "completed": 5, "failed": 0, "canceled": 0, "failures": []},
+        }
+    ]
+
+
+def test_a_list_that_failed_in_part_is_undone_before_the_steps_that_preceded_it(
+    dsn: str, bus: CommandBus
+) -> None:
+    """The reply names what has failed."""
+    manager = Hotels()
+    with traveling(dsn, bus, manager, Hotel=fail_some) as process_id:
+        record = await_end(bus, process_id)
+    assert record.status == "COMPENSATED"
+    assert record.error == "HOTEL: 3 of 5 commands were completed"
+    assert taken(bus, process_id) == ["FLIGHT SUCCESS", "HOTEL FAILED", *UNDONE]
+    [result] = manager.replies
+    assert (result["completed"], result["failed"], result["canceled"]) == (3, 2, 0)
+    failures = [(each["status"], each["code"], each["message"]) for each in result["failures"]]
+    assert sorted(failures) == [
+        ("FAILED", "FULL", "hotel 1 is full"),
+        ("FAILED", "FULL", "hotel 3 is full"),
+    ]
+
+
+def test_the_reply_names_the_first_hundred_failures(dsn: str, bus: CommandBus) -> None:
+    manager = Hotels(150)
+    rule = raising(BusinessRuleError("FULL", "no room is free"))
+    with traveling(dsn, bus, manager, Hotel=rule) as process_id:
+        assert await_end(bus, process_id, within=20).status == "COMPENSATED"
+    [result] = manager.replies
+    assert result["failed"] == 150 and len(result["failures"]) == 100
+
+
+def test_a_deadline_cancels_what_is_left_of_a_list(dsn: str, bus: CommandBus) -> None:
+    """What waits, what runs and what needs an operator; nothing of it lands afterwards."""
+    gate = Gate(leave_effect)
+    trouble = threading.Event()
+
+    def book(command: Command, context: Context) -> None:
+        if command.data["number"] == 0:
+            trouble.set()
+            raise PermanentCommandError("BROKEN", "an operator must look")
+        if command.data["number"] == 1:
+            leave_effect(command, context)
+        else:
+            gate(command, context)
+
+    manager = HurriedHotels(6)
+    with running(dsn, registry_of(manager, Hotel=book), concurrency=8):
+        process_id = booked(bus)
+        assert trouble.wait(10)
+        record = await_end(bus, process_id)
+        gate.open.set()
+        eventually(lambda: gate.inside == 0)
+    assert record.error == "DEADLINE: the deadline of step HOTEL has passed"
+    assert record.status == "COMPENSATED"
+    assert taken(bus, process_id) == ["FLIGHT SUCCESS", "HOTEL CANCELED", *UNDONE]
+    [result] = manager.replies
+    assert (result["completed"], result["canceled"]) == (1, 5)
+    assert effects(dsn) == 4
+    assert bus.troubleshooting.count() == 0
+
+
+def test_a_canceled_process_cancels_its_list(dsn: str, bus: CommandBus) -> None:
+    gate = Gate(leave_effect)
+    with traveling(dsn, bus, Hotels(), Hotel=gate) as process_id:
+        gate.wait_for(1)
+        bus.cancel_process(process_id, operator="ann", reason="rain")
+        gate.open.set()
+        record = await_end(bus, process_id)
+        eventually(lambda: gate.inside == 0)
+    assert (record.status, record.error) == ("CANCELED", "CANCELED: rain")
+    assert taken(bus, process_id) == ["FLIGHT SUCCESS", "HOTEL CANCELED", *UNDONE]
+
+
+def test_a_list_waits_for_an_operator_and_goes_on_after_a_retry(dsn: str, bus: CommandBus) -> None:
+    works = threading.Event()
+
+    def book(command: Command, context: Context) -> None:
+        if not works.is_set():
+            raise PermanentCommandError("BROKEN", "an operator must look")
+
+    with traveling(dsn, bus, Hotels(), Hotel=book) as process_id:
+        await_status(bus, process_id, "WAITING_FOR_TSQ")
+        eventually(lambda: bus.troubleshooting.count() == 5)
+        works.set()
+        bus.retry_process(process_id, operator="ann")
+        assert await_end(bus, process_id).status == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    ("requests", "message"),
+    [
+        ([], "build_command: it returned no SendRequest"),
+        ([SendRequest("bookings", "Hotel"), "Hotel"], "must return a SendRequest, not 'Hotel'"),
+    ],
+)
+def test_a_list_of_something_else_is_refused(
+    dsn: str, bus: CommandBus, requests: list[Any], message: str
+) -> None:
+    class Odd(Booking):
+        def build_command(self, step: Any, state: Trip) -> SendRequest | list[SendRequest]:
+            return requests
+
+    with traveling(dsn, bus, Odd()) as process_id:
+        await_status(bus, process_id, "WAITING_FOR_TSQ")
+    [trouble] = bus.troubleshooting.list("trips")
+    assert message in str(trouble.error_message)
+    assert bus.list_batches() == [] == bus.query("bookings")
