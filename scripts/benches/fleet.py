@@ -91,12 +91,13 @@ def fleet(
     instances: int = 1,
     domains: int = 1,
     started: bool = True,
+    app: str = "benches.fleet:registry",
 ) -> Iterator[Fleet]:
     """Handlers by type, which must be functions of a module: each process looks them up there.
     All processes are ready when this yields, unless the caller is to start them."""
     with tempfile.TemporaryDirectory(prefix="cmdbus-bench-") as directory:
         options = InstanceOptions(
-            app="benches.fleet:registry",
+            app=app,
             dsn=dsn,
             procs=processes,
             threads=threads,

@@ -7,6 +7,7 @@ stands beside it, and what is due.
 from benches.comparison import Row
 from benches.draining import batch, bloat, drain, drain_full, threads, tx
 from benches.growing import domains, instances, lease_look
+from benches.managing import process
 from benches.peers.comparing import MEASURES as PEER_MEASURES
 from benches.peers.comparing import PEERS, peers
 from benches.sending import enqueue, enqueue_bulk, enqueue_concurrent
@@ -15,6 +16,7 @@ from benches.waiting import call, idle, io, latency, mixed
 _RATE, _CPU, _MS = "commands/s", "us/command", "ms"
 
 _FULL = "measured: 0.56 to 0.62, and 0.56 to 0.66 in CPU"
+_PROCESS = "due: 0.5; each reply has a transaction of its own, which locks the process"
 
 ROWS = {
     row.name: row
@@ -40,6 +42,8 @@ ROWS = {
         Row("domains", domains, _CPU, 0.67, 0.9),
         Row("lease-look", lease_look, _MS, 0.67, 0.9),
         Row("tx", tx, _RATE, 0.6),
+        Row("process", process, _RATE, 0.4, 0.5, _PROCESS),
+        Row("process-empty", process, _RATE),
         Row("batch", batch, _RATE, 0.85),
         Row("bloat", bloat, _RATE, 0.6, 0.9),
         Row("mixed", mixed, _MS, 1.0),
