@@ -9,15 +9,12 @@ import pytest
 from cli import done, here
 from eventually import eventually
 from handlers import Gate, connect
-from trips import Trip, await_end, await_status, booked, raising, traveling
+from trips import PERMANENT, RULE, Trip, await_end, await_status, booked, traveling
 
-from cmdbus import BusinessRuleError, CommandBus, PermanentCommandError
+from cmdbus import CommandBus
 from cmdbus.database.statements import statement
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.probes.database import DepthGauge
-
-RULE = raising(BusinessRuleError("FULL", "no room is free"))
-PERMANENT = raising(PermanentCommandError("BROKEN", "an operator must look"))
 
 
 def shown(dsn: str, *arguments: str) -> Any:

@@ -11,6 +11,7 @@ import pytest
 from eventually import eventually
 from handlers import Gate, await_drained, running
 from trips import (
+    ALL,
     Booking,
     Trip,
     await_end,
@@ -32,8 +33,6 @@ from cmdbus import (
     ProcessManager,
     SendRequest,
 )
-
-ALL = ["FLIGHT SUCCESS", "HOTEL SUCCESS", "CAR SUCCESS"]
 
 
 def reply(bus: CommandBus, process_id: UUID | None, command_id: UUID | None = None) -> UUID:

@@ -11,11 +11,13 @@ from eventually import eventually
 from handlers import ONCE, SOON, Function, leave_effect, running
 
 from cmdbus import (
+    BusinessRuleError,
     Command,
     CommandBus,
     CommandRecord,
     Context,
     HandlerRegistry,
+    PermanentCommandError,
     ProcessManager,
     ProcessRecord,
     ProcessStatus,
@@ -25,6 +27,8 @@ from cmdbus import (
 
 FLIGHT, HOTEL, CAR = "FLIGHT", "HOTEL", "CAR"
 STEPS = [FLIGHT, HOTEL, CAR]
+#: What `taken` returns of a trip that is completed.
+ALL = [f"{step} SUCCESS" for step in STEPS]
 
 
 @dataclass
@@ -84,11 +88,15 @@ def registry_of(manager: Booking | None = None, **functions: Function) -> Handle
     return registry
 
 
-def raising(error: Exception, effect: bool = False) -> Function:
+def raising(error: Exception) -> Function:
     def fail(command: Command, context: Context) -> None:
         raise error
 
     return fail
+
+
+RULE = raising(BusinessRuleError("FULL", "no room is free"))
+PERMANENT = raising(PermanentCommandError("BROKEN", "an operator must look"))
 
 
 def booked(bus: CommandBus, **more: Any) -> UUID:
@@ -135,6 +143,18 @@ def traveling(
     """A trip that a worker runs."""
     with running(dsn, registry_of(manager, **functions), poll_interval=0.5):
         yield booked(bus)
+
+
+def answered(dsn: str, bus: CommandBus) -> UUID:
+    """A trip whose first reply is there, and has not been handled."""
+    with running(dsn, registry_of(), domains=["trips"]):
+        process_id = booked(bus)
+        await_status(bus, process_id, "WAITING_FOR_REPLY")
+    registry = HandlerRegistry()
+    registry.register("bookings", "Flight", leave_effect)
+    with running(dsn, registry):
+        eventually(lambda: bus.query("trips", "PENDING", "Reply"))
+    return process_id
 
 
 def soon(registry: HandlerRegistry) -> HandlerRegistry:
