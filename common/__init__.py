@@ -16,8 +16,8 @@
       TransientCommandError, PermanentCommandError, BusinessRuleError (each a CommandError)
                                         raised by handlers
       DuplicateCommandError, QueueFullError, ShutdownError (each a SendRefusedError),
-      CommandFailedError, CommandNotFoundError, BatchNotFoundError, ProcessNotFoundError,
-      InvalidOperationError, HandlerAlreadyRegisteredError, SchemaError,
+      CommandFailedError, CallTimeoutError, CommandNotFoundError, BatchNotFoundError,
+      ProcessNotFoundError, InvalidOperationError, HandlerAlreadyRegisteredError, SchemaError,
       DatabaseUnavailableError
                                         raised to callers
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from cmdbus.data import Undecodable as Undecodable
     from cmdbus.errors import BatchNotFoundError as BatchNotFoundError
     from cmdbus.errors import BusinessRuleError as BusinessRuleError
+    from cmdbus.errors import CallTimeoutError as CallTimeoutError
     from cmdbus.errors import CmdbusError as CmdbusError
     from cmdbus.errors import CommandError as CommandError
     from cmdbus.errors import CommandFailedError as CommandFailedError
@@ -84,6 +85,7 @@ _NAMES = {
     "errors": [
         "BatchNotFoundError",
         "BusinessRuleError",
+        "CallTimeoutError",
         "CmdbusError",
         "CommandError",
         "CommandFailedError",

@@ -138,6 +138,19 @@ class CommandFailedError(CmdbusError):
         return f"command {self.command_id} is {self.status}: {self.code}: {self.message}"
 
 
+class CallTimeoutError(CmdbusError, TimeoutError):
+    """A called command has not ended in time. It goes on: `cancel` and `wait` take its domain and
+    its id."""
+
+    def __init__(self, domain: str, command_id: UUID, state: str, timeout: float) -> None:
+        self.domain = domain
+        self.command_id = command_id
+        super().__init__(
+            f"command {command_id} of domain {domain!r} is {state} after {timeout:g} s; "
+            f"it is not canceled"
+        )
+
+
 class ProcessNotFoundError(CmdbusError):
     """No process with this id was ever started, or it is not kept any longer."""
 

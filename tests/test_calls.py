@@ -29,6 +29,7 @@ from worker_process import WorkerProcess
 
 from cmdbus import (
     BusinessRuleError,
+    CallTimeoutError,
     Command,
     CommandBus,
     CommandFailedError,
@@ -210,6 +211,8 @@ def test_a_call_that_takes_too_long_raises_and_cancels_nothing(dsn: str, bus: Co
     command_id = called_id(bus, "PENDING")
     state = f"command {command_id} of domain 'payments' is PENDING after 0.3 s"
     assert str(raised.value) == f"{state}; it is not canceled"
+    assert isinstance(raised.value, CallTimeoutError)
+    assert (raised.value.domain, raised.value.command_id) == ("payments", command_id)
     with connect(dsn) as watcher:  # Nobody would read what comes for this command.
         eventually(lambda: scalar(watcher, LISTENING) == 0)
 

@@ -154,7 +154,8 @@ class CommandBus(Batches, Processes):
 
         Raises what `send` raises; CommandFailedError (with code, message, details, command_id and
         status) if the command is FAILED or CANCELED or comes to the troubleshooting queue; and
-        TimeoutError if it has not ended after `timeout` seconds: then it is not canceled.
+        CallTimeoutError, a TimeoutError with domain and command_id, if it has not ended after
+        `timeout` seconds: then it is not canceled.
         """
         seconds = check_seconds("timeout", timeout)
         options = priority, None, None, correlation_id, None, max_attempts

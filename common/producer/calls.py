@@ -18,7 +18,12 @@ from cmdbus.data import decode
 from cmdbus.database.adapters import own_cursor
 from cmdbus.database.pool import Connection
 from cmdbus.database.statements import render
-from cmdbus.errors import CommandFailedError, CommandNotFoundError, DatabaseUnavailableError
+from cmdbus.errors import (
+    CallTimeoutError,
+    CommandFailedError,
+    CommandNotFoundError,
+    DatabaseUnavailableError,
+)
 from cmdbus.producer.call_listener import CallListener
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.records import Status
@@ -92,10 +97,7 @@ class Calls:
                 if state not in (Status.PENDING, Status.IN_PROGRESS):
                     return row
             if left <= 0:
-                raise TimeoutError(
-                    f"command {command_id} of domain {domain!r} is {state} after {timeout:g} s; "
-                    f"it is not canceled"
-                ) from cause
+                raise CallTimeoutError(domain, command_id, state, timeout) from cause
 
     def _listener(self) -> CallListener:
         pid = os.getpid()
