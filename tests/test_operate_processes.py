@@ -2,14 +2,24 @@
 
 import json
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from cli import done, here
 from eventually import eventually
-from handlers import Gate, connect
-from trips import PERMANENT, RULE, Trip, await_end, await_status, booked, traveling
+from handlers import Gate, connect, running
+from trips import (
+    PERMANENT,
+    RULE,
+    Trip,
+    answered,
+    await_end,
+    await_status,
+    booked,
+    registry_of,
+    traveling,
+)
 
 from cmdbus import CommandBus
 from cmdbus.database.statements import statement
@@ -54,6 +64,8 @@ def test_show_draws_the_steps(dsn: str, bus: CommandBus) -> None:
         ("3", "CAR"),
         ("-1", "FLIGHT"),
     ]
+    [column] = [line.index("OUTCOME") for line in rest if "OUTCOME" in line]
+    assert {line.find("SUCCESS") for line in rest if line.endswith("SUCCESS")} == {column}
     assert steps[2][-6:] == ["FAILED:", "FULL:", "no", "room", "is", "free"]
     found = shown(dsn, "show", str(process_id))
     assert found["error"] == "CAR: FULL: no room is free"
@@ -78,6 +90,22 @@ def test_an_operator_signals_retries_and_cancels(dsn: str, bus: CommandBus) -> N
         assert await_end(bus, process_id).status == "CANCELED"
     events = [(e.kind, e.operator, e.message) for e in bus.process_audit(process_id) if e.operator]
     assert events == [("RETRIED", "ann", "rain"), ("CANCEL_REQUESTED", "ann", "rain")]
+
+
+def awaited_line(dsn: str, process_id: UUID) -> str:
+    text = done(here("process", "show", str(process_id), "--dsn", dsn))
+    [line] = [line for line in text.splitlines() if "  awaited, " in line]
+    return line
+
+
+def test_show_says_why_a_step_is_awaited(dsn: str, bus: CommandBus) -> None:
+    waiting = booked(bus)
+    with running(dsn, registry_of(Hotel=PERMANENT)):
+        await_status(bus, waiting, "WAITING_FOR_TSQ")
+    trouble = "awaited, IN_TROUBLESHOOTING_QUEUE: BROKEN: an operator must look"
+    assert awaited_line(dsn, waiting).endswith(f"  {trouble}")
+    unanswered = answered(dsn, bus)
+    assert awaited_line(dsn, unanswered).endswith("  awaited, COMPLETED")
 
 
 @pytest.mark.parametrize("verb", ["show", "cancel", "retry", "signal"])

@@ -86,10 +86,13 @@ class ProcessStep:
     deadline_at: datetime | None
     #: SUCCESS, FAILED or CANCELED; None while it is awaited.
     outcome: str | None
+    #: Why it was not completed; while it is awaited, the latest failure of its command.
     error: str | None
     #: What became of its compensation: SENT, SUCCESS, FAILED, CANCELED, or SKIPPED without one.
     undone: str | None
-    #: Of the command; None if its history is gone.
+    #: Of the command or the batch, such as IN_TROUBLESHOOTING_QUEUE; None if its history is gone.
+    command_status: str | None
+    #: Of the command; None if its history is gone, and for a batch.
     attempts: int | None
 
 

@@ -69,7 +69,7 @@ def list_(
     # One more than is shown says whether there are more.
     found = bus.list_batches(status, named, limit=limit + 1, offset=offset, **conditions)
     shown, more = found[:limit], len(found) > limit
-    lines = table(_HEAD, map(_row, shown), left=4) if shown else []
+    lines = table(_HEAD, map(_row, shown), left=range(4)) if shown else []
     if more:
         lines.append(f"{limit} shown, and there are more: --limit and --offset")
     elif not shown:

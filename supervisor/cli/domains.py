@@ -42,7 +42,7 @@ def status(bus: "CommandBus", domain: tuple[str, ...]) -> Shown:
     found = bus.domains(*domain)
     for name in sorted(set(domain) - {each.domain for each in found}):
         check_known(bus, name)
-    lines = chain(table(_STATUS_HEAD, _rows(found), left=1), _remarks(found))
+    lines = chain(table(_STATUS_HEAD, _rows(found), left=range(1)), _remarks(found))
     return {"domains": found}, lines if found else ["nothing waits, nothing runs"]
 
 
@@ -144,7 +144,7 @@ def domain() -> None:
 @with_bus
 def list_(bus: "CommandBus") -> Shown:
     found = bus.domains()
-    lines = table(_SETTINGS_HEAD, map(_row, found), left=3)
+    lines = table(_SETTINGS_HEAD, map(_row, found), left=range(3))
     none = ["no domain has settings, or commands that are not finished"]
     return {"domains": found}, lines if found else none
 

@@ -77,7 +77,9 @@ def list_(
 @process.command(
     help="""Show a process: its state, its steps, and everything that happened to it.
 
-    A step that undoes another one has that one's number, with a minus.
+    A step that undoes another one has that one's number, with a minus. One that is
+    awaited has the status of its command: COMPLETED if the manager has not taken the
+    reply yet.
 
     \b
     Examples:
@@ -179,12 +181,12 @@ def _facts(record: "ProcessRecord") -> Iterator[str]:
 def _drawn(steps: "list[ProcessStep]") -> Iterator[str]:
     if steps:
         yield ""
-        yield from table(_STEPS_HEAD, map(_cells, steps), left=4)
+        yield from table(_STEPS_HEAD, map(_cells, steps), left=(0, 1, 2, 3, 6))
 
 
 def _cells(step: "ProcessStep") -> tuple[object, ...]:
     took = (step.received_at or datetime.now(UTC)) - step.sent_at
-    outcome = step.outcome or "awaited"
+    outcome = step.outcome or f"awaited, {step.command_status or 'its history is gone'}"
     if step.error is not None:
         outcome = shorten(f"{outcome}: {step.error}", _WIDTH)
     return (

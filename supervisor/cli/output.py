@@ -5,7 +5,7 @@ stays one line.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -43,14 +43,16 @@ def data_text(value: object) -> str:
     return json.dumps(value, default=_plain, ensure_ascii=False)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, left: int) -> list[str]:
-    """Lines with aligned columns, the first `left` of them to the left. The first column
-    keeps its indentation."""
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[object]], *, left: Container[int]
+) -> list[str]:
+    """Lines with aligned columns, those of `left` to the left. The first column keeps its
+    indentation."""
     cells = [list(head), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[n]) for row in cells) for n in range(len(head))]
     return [
         "  ".join(
-            cell.ljust(width) if n < left else cell.rjust(width)
+            cell.ljust(width) if n in left else cell.rjust(width)
             for n, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in cells

@@ -87,7 +87,7 @@ def summary(bus: "CommandBus", **filters: Any) -> Shown:
         (f"{each.domain}/{each.type}", each.error_code, each.count, ago(each.last_failed_at))
         for each in found
     )
-    lines = table(("COMMAND", "ERROR", "COUNT", "LATEST"), rows, left=2)
+    lines = table(("COMMAND", "ERROR", "COUNT", "LATEST"), rows, left=range(2))
     return {"errors": found}, lines if found else _NOTHING
 
 

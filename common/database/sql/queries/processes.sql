@@ -48,12 +48,17 @@ ORDER BY created_at DESC, process_id DESC
 LIMIT %(limit)s OFFSET %(offset)s;
 
 -- name: read_process_steps
--- The attempts are those of the command, unless its history is gone.
+-- While a step is awaited its error is that of its command.
 SELECT s.number, s.step, s.undoes, s.domain, s.type, s.command_id, s.sent_at, s.received_at,
-    s.deadline_at, s.outcome, s.error, s.undone,
-    (SELECT c.attempts FROM {schema}.command c
-     WHERE c.domain = s.domain AND c.command_id = s.command_id LIMIT 1)
+    s.deadline_at, s.outcome,
+    coalesce(s.error, CASE WHEN s.outcome IS NULL THEN c.error_code || ': ' || c.error_message END),
+    s.undone, coalesce(c.status, b.status), c.attempts
 FROM {schema}.process_step s
+LEFT JOIN LATERAL (
+    SELECT c.status, c.attempts, c.error_code, c.error_message FROM {schema}.command c
+    WHERE c.domain = s.domain AND c.command_id = s.command_id
+    LIMIT 1) c ON true
+LEFT JOIN {schema}.batch_state b ON b.batch_id = s.command_id
 WHERE s.process_id = %(process_id)s
 ORDER BY s.number;
 
