@@ -17,6 +17,7 @@ from batches import (
 )
 from claiming import Claimer, ended, want
 from proxy import Proxy
+from psycopg.types.json import Json
 from queries import count
 
 from cmdbus import (
@@ -211,9 +212,11 @@ def test_what_a_producer_writes_into_a_batch_of_another_hurts_no_worker(
     assert batch_of(bus, batch_id).status is BatchStatus.COMPLETED
     claimer.statements.value(connection, "retain_batches", size=10)
     assert count(connection, "cmdbus.tally") == 0
-    for request in ('{"command_id": "%s"}', '{"command_id": "%s", "domain": "a b"}'):
+    one = str(uuid4())
+    bad = {"command_id": one}, {"command_id": one, "domain": "a b"}
+    for total, request in ((1, Json(bad[0])), (1, Json(bad[1])), (0, None)):
         with pytest.raises(psycopg.Error):
             connection.execute(
-                "SELECT cmdbus.create_batch(gen_random_uuid(), 'a', NULL, 'null', 1, %s, NULL)",
-                (request % uuid4(),),
+                "SELECT cmdbus.create_batch(gen_random_uuid(), 'a', NULL, 'null', %s, %s, NULL)",
+                (total, request),
             )

@@ -276,10 +276,15 @@ def test_batches_are_removed_when_their_domain_keeps_them_no_longer(
 
 
 def test_a_purge_takes_its_commands_out_of_their_batches(
-    dsn: str, connection: psycopg.Connection
+    dsn: str, claimer: Claimer, connection: psycopg.Connection
 ) -> None:
+    """One that has none left is over, and keeps the steward from nothing."""
     with CommandBus(dsn, purge_allowed=True) as bus:
         batch_id = bus.create_batch("payments", [DEBIT] * 3 + [SendRequest("orders", "Ship")])
         assert bus.purge("payments") == 3
         assert check_counters(connection, batch_id) == "PENDING"
         assert batch_of(bus, batch_id).total == 1
+        assert bus.purge("orders") == 1
+        BatchRound(claimer.statements).run(connection)
+        assert check_counters(connection, batch_id) == "COMPLETED"
+        assert batch_of(bus, batch_id).total == 0

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from claiming import Claimer, ended, want
 from eventually import eventually, stays
+from fleet import Fleet, kill
 from forks import forked, result_of_child
 from handlers import beside, connect, do_nothing, running
 from proxy import Proxy
@@ -23,6 +24,7 @@ from roles import role
 from test_fence import FAILED
 
 from cmdbus import CommandBus, HandlerRegistry, InvalidOperationError, ReceivedReply, Status
+from cmdbus.board.records import Role
 from cmdbus.errors import MissingRightError
 from cmdbus.worker.claims.outcomes import completed
 
@@ -48,7 +50,7 @@ def states(bus: CommandBus) -> list[str]:
 
 
 @contextmanager
-def fleet(dsn: str, domain: str, type: str) -> Iterator[None]:
+def node(dsn: str, domain: str, type: str) -> Iterator[None]:
     """Workers with a handler for this type."""
     registry = HandlerRegistry()
     registry.register(domain, type, do_nothing)
@@ -247,7 +249,7 @@ def test_only_replies_of_the_domain_are_read(bus: CommandBus, claimer: Claimer) 
 
 def test_replies_are_not_taken_from_workers_that_handle_them(dsn: str, bus: CommandBus) -> None:
     """Also from idle ones."""
-    with fleet(dsn, "orders", "Reply"):
+    with node(dsn, "orders", "Reply"):
         with pytest.raises(InvalidOperationError, match="workers handle the replies of domain"):
             next(bus.replies("orders", timeout=5))
         assert list(bus.replies("orders", timeout=0.1, shared=True)) == []
@@ -264,7 +266,7 @@ def test_workers_that_come_later_end_the_reading(dsn: str, bus: CommandBus) -> N
             except BaseException as error:
                 errors.append(error)
 
-        with beside(read), fleet(dsn, "orders", "Reply"):
+        with beside(read), node(dsn, "orders", "Reply"):
             eventually(lambda: errors)
     assert isinstance(errors[0], InvalidOperationError)
 
@@ -272,9 +274,38 @@ def test_workers_that_come_later_end_the_reading(dsn: str, bus: CommandBus) -> N
 def test_workers_that_handle_other_types_of_the_domain_do_not_matter(
     dsn: str, bus: CommandBus, claimer: Claimer
 ) -> None:
-    with fleet(dsn, "orders", "Ship"):
+    with node(dsn, "orders", "Ship"):
         answer(bus, claimer)
         assert len(list(bus.replies("orders", timeout=0.1))) == 1
+
+
+def test_what_an_idle_node_handles_is_known_however_long_it_waits(
+    dsn: str, bus: CommandBus, claimer: Claimer
+) -> None:
+    """Although another one, which is busy, removes the records of nodes that are gone."""
+    with node(dsn, "orders", "Ship"), connect(dsn) as connection:
+        [[idle]] = rows(dsn, "SELECT node FROM cmdbus.waiter")
+        old = "UPDATE cmdbus.node SET renewed_at = renewed_at - interval '1 hour' WHERE id = %s"
+        claimer.statements.renew(connection, {})
+        connection.execute(old, (idle,))
+        claimer.statements.renew(connection, {})
+        assert list(bus.replies("orders", timeout=0.1)) == []
+
+
+@pytest.mark.fleet(procs=3, threads=1)
+def test_what_an_idle_fleet_handles_is_known_after_its_steward_was_replaced(
+    fleet: Fleet, dsn: str, bus: CommandBus
+) -> None:
+    def armed() -> list[Any]:
+        return rows(dsn, "SELECT node FROM cmdbus.waiter")
+
+    eventually(lambda: all(seat.parked for seat in fleet.look().with_role(Role.WORKER)))
+    eventually(armed)
+    before = fleet.steward()
+    assert before is not None
+    kill(before)
+    eventually(lambda: len(armed()) == 2)
+    assert list(bus.replies("shop", timeout=0.1)) == []
 
 
 def test_a_reader_waits_while_the_server_is_away(

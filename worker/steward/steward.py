@@ -220,6 +220,7 @@ class Steward:
 
     def _open(self, connection: Connection) -> float:
         self._register(connection)
+        self._renewal.renew(connection, {})  # It may be armed before it has anything to renew.
         self.listening.start()
         self._node.worker_pipe.put()  # A dead process may have taken a byte.
         return 0.0

@@ -185,7 +185,8 @@ CREATE TABLE {schema}.domain_event (
 -- what they leave open. The normal course is read from the times.
 CREATE TABLE {schema}.batch_state (
     batch_id uuid PRIMARY KEY,
-    total bigint NOT NULL CHECK (total BETWEEN 1 AND 1000000000000),
+    -- 0 once all its commands are purged.
+    total bigint NOT NULL CHECK (total BETWEEN 0 AND 1000000000000),
     completed bigint NOT NULL DEFAULT 0,
     failed bigint NOT NULL DEFAULT 0,
     canceled bigint NOT NULL DEFAULT 0,

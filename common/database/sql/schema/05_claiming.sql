@@ -459,6 +459,9 @@ BEGIN
     WHERE id IN (
         SELECT n.id FROM {schema}.node n
         WHERE n.renewed_at < clock_timestamp() - 10 * n.lease
+            -- A node that waits renews nothing; readers of replies look for its types.
+            AND NOT EXISTS (SELECT FROM {schema}.waiter w
+                            WHERE w.node = n.id AND w.armed_until > clock_timestamp())
             AND NOT {schema}.begin_wait_for_renewals(n.lease)
         FOR UPDATE SKIP LOCKED);
     RETURN ARRAY(

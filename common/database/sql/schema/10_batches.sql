@@ -167,6 +167,9 @@ BEGIN
     -- json_populate_record makes NULL of a JSON null.
     on_complete.data := p_on_complete -> 'data';
     on_cancel.data := p_on_cancel -> 'data';
+    IF p_total < 1 THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'a batch has at least one command';
+    END IF;
     FOREACH request IN ARRAY ARRAY[on_complete, on_cancel] LOOP
         IF request.command_id IS NOT NULL AND (
             request.domain IS NULL OR request.type IS NULL OR request.data IS NULL
