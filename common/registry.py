@@ -66,8 +66,8 @@ class Manager(Protocol):
     domain: str
     type: str
 
-    def check(self) -> None: ...
-    def handlers(self, managers: "Mapping[str, Any]", /) -> list[Handler]: ...
+    def check_manager(self) -> None: ...
+    def process_handlers(self, managers: "Mapping[str, Any]", /) -> list[Handler]: ...
 
 
 class HandlerRegistry:
@@ -126,16 +126,16 @@ class HandlerRegistry:
     def register_process(self, manager: Manager) -> None:
         """Registers an instance of a subclass of ProcessManager. The domain's type Reply, and
         types that begin with `process:`, are handled by the processes of the domain."""
-        if isinstance(manager, type) or not hasattr(manager, "handlers"):
+        if isinstance(manager, type) or not hasattr(manager, "process_handlers"):
             raise ValueError(
                 f"register_process takes an instance of a ProcessManager, not {manager!r:.80}"
             )
-        manager.check()
+        manager.check_manager()
         present = self._managers.get(manager.domain, {})
         if other := present.get(manager.type):
             raise HandlerAlreadyRegisteredError(manager.domain, manager.type, _name(type(other)))
         if not present:
-            self._add(manager.handlers(present))
+            self._add(manager.process_handlers(present))
             self._managers[manager.domain] = present
         present[manager.type] = manager
 

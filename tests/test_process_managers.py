@@ -1,8 +1,6 @@
 """Replies to processes, and errors of their managers: what is dropped, retried, refused."""
 
 import logging
-from collections.abc import Callable
-from enum import StrEnum
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -28,8 +26,6 @@ from cmdbus import (
     BusinessRuleError,
     CommandBus,
     CommandRecord,
-    HandlerAlreadyRegisteredError,
-    HandlerRegistry,
     ProcessManager,
     SendRequest,
 )
@@ -271,61 +267,3 @@ def test_a_state_that_does_not_fit_its_class_needs_an_operator(dsn: str, bus: Co
     [trouble] = bus.troubleshooting.list("trips")
     assert "does not fit Trip" in str(trouble.error_message)
     assert "raise version, and write upgrade" in str(trouble.error_message)
-
-
-# Registration.
-
-
-class Cruise(Booking):
-    domain, type = "trips", "Cruise"
-
-
-def test_managers_of_one_domain_share_its_replies(dsn: str, bus: CommandBus) -> None:
-    registry = registry_of()
-    registry.register_process(Cruise())
-    with running(dsn, registry):
-        both = [booked(bus), bus.start_process("trips", "Cruise", Trip())]
-        assert [await_end(bus, each).status for each in both] == ["COMPLETED"] * 2
-    with pytest.raises(HandlerAlreadyRegisteredError, match=r"trips/Cruise is handled by .*Cruise"):
-        registry.register_process(Cruise())
-
-
-def without(name: str, value: object = None) -> Callable[[], object]:
-    """Makes a manager that lacks something, or has something else there."""
-
-    class Step(StrEnum):
-        ONLY = "ONLY"
-
-    parts = {"domain": "trips", "type": "Odd", "Step": Step, name: value}
-    if value is None:
-        del parts[name]
-    return lambda: type("Odd", (ProcessManager,), parts)()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (without("domain"), "Odd has no domain: give its class domain = '...'"),
-        (without("type"), "Odd has no type: give its class type = '...'"),
-        (without("Step"), r"Odd has no steps: give it a class Step\(StrEnum\)"),
-        (without("type", "no type"), "type of Odd must be a letter"),
-        (without("version", 0), "version of Odd must be a whole number from 1"),
-        (lambda: Booking, "register_process takes an instance of a ProcessManager, not <class"),
-        (lambda: 5, "register_process takes an instance of a ProcessManager, not 5"),
-    ],
-)
-def test_what_is_no_manager_is_refused_in_one_sentence(
-    make: Callable[[], Any], message: str
-) -> None:
-    registry = HandlerRegistry()
-    with pytest.raises(ValueError, match=message):
-        registry.register_process(make())
-    assert len(registry) == 0
-
-
-def test_a_domain_whose_replies_are_handled_takes_no_manager() -> None:
-    registry = HandlerRegistry()
-    registry.register("trips", "Reply", lambda command, context: None)
-    with pytest.raises(HandlerAlreadyRegisteredError, match="trips/Reply is handled by"):
-        registry.register_process(Booking())
-    assert len(registry) == 1

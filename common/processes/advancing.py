@@ -12,6 +12,7 @@ from cmdbus.data import MAX_BYTES, Undecodable, decode, encode
 from cmdbus.database.pool import Connection
 from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
 from cmdbus.processes.batch_steps import BATCH, create_batch
+from cmdbus.processes.managers import load_state, step_of
 from cmdbus.producer.ids import new_id
 from cmdbus.producer.process_records import ProcessStatus, state_data
 from cmdbus.producer.requests import Limits, Outgoing, SendRequest
@@ -77,11 +78,11 @@ class Process:
             data = decode(row.state)
             if isinstance(data, Undecodable):
                 raise PermanentCommandError("STATE_NOT_READABLE", data.reason)
-            self._state = manager.load(data, row.version)
+            self._state = load_state(manager, data, row.version)
 
     def begin(self) -> None:
         with self._asking("first_step"):
-            step = self._manager.step_of(self._manager.first_step(self._state), "first_step")
+            step = step_of(self._manager, self._manager.first_step(self._state), "first_step")
         self._send_step(step, None)
 
     def receive(self, reply: Reply) -> None:
@@ -91,7 +92,7 @@ class Process:
             return
         manager = self._manager
         with self._asking("update_state"):
-            step = manager.step_of(self.row.step, "an older build")
+            step = step_of(manager, self.row.step, "an older build")
             self._state = manager.update_state(self._state, step, reply)
         if self._ending is not None or not reply.is_success:
             self._fail(reply)
@@ -99,7 +100,7 @@ class Process:
         with self._asking("next_step"):
             following = manager.next_step(self._state, step, reply)
             if following is not None:
-                following = manager.step_of(following, "next_step")
+                following = step_of(manager, following, "next_step")
         if following is None:
             self._write(ProcessStatus.COMPLETED, self.row.step, None, reply=reply)
         else:
@@ -114,7 +115,7 @@ class Process:
         for number, step, undone in steps:
             if undone is None and found is None:
                 with self._asking("compensation"):
-                    known = self._manager.step_of(step, "an older build")
+                    known = step_of(self._manager, step, "an older build")
                     request = self._manager.compensation(known, self._state)
                 if request is None:
                     skipped.append(number)

@@ -5,9 +5,9 @@ from dataclasses import is_dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar, get_args, get_origin
 
-from cmdbus.checks import check_name, check_whole, shown
-from cmdbus.errors import PermanentCommandError, TransientCommandError
+from cmdbus.errors import PermanentCommandError
 from cmdbus.processes.handlers import ProcessHandlers
+from cmdbus.processes.managers import check_manager
 from cmdbus.producer.requests import SendRequest
 from cmdbus.registry import Handler
 from cmdbus.reply import Reply
@@ -15,7 +15,7 @@ from cmdbus.reply import Reply
 S = TypeVar("S")
 # Inside the class, `type` is the type of its processes.
 _Steps = type[StrEnum]
-_Class = type[Any]
+_StateType = type[Any]
 
 
 class ProcessManager(Generic[S]):
@@ -31,6 +31,16 @@ class ProcessManager(Generic[S]):
     Step: _Steps
     #: That of the state's format: the states of older ones pass `upgrade`.
     version: int = 1
+    #: The dataclass in the brackets of its base, or dict.
+    state_type: _StateType = dict
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for base in vars(cls).get("__orig_bases__", ()):
+            origin = get_origin(base)
+            if isinstance(origin, type) and issubclass(origin, ProcessManager):
+                state: _StateType = get_args(base)[0]
+                cls.state_type = state if is_dataclass(state) else dict
 
     def first_step(self, state: S) -> StrEnum:
         raise NotImplementedError
@@ -73,60 +83,10 @@ class ProcessManager(Generic[S]):
             f"{self.version} has no method upgrade",
         )
 
-    def handlers(self, managers: Mapping[str, Any]) -> list[Handler]:
+    def check_manager(self) -> None:
+        """Raises a ValueError if it cannot be registered."""
+        check_manager(self)
+
+    def process_handlers(self, managers: "Mapping[str, ProcessManager[Any]]") -> list[Handler]:
         """Of all managers of its domain, by the types of their processes."""
         return ProcessHandlers(self.domain, managers).all
-
-    def check(self) -> None:
-        """Raises a ValueError if it cannot be registered."""
-        name = type(self).__name__
-        for attribute in ("domain", "type"):
-            if not hasattr(self, attribute):
-                raise ValueError(f"{name} has no {attribute}: give its class {attribute} = '...'")
-            check_name(f"{attribute} of {name}", getattr(self, attribute))
-        check_whole(f"version of {name}", self.version, 1)
-        steps = getattr(self, "Step", None)
-        if not (isinstance(steps, type) and issubclass(steps, StrEnum)):
-            raise ValueError(f"{name} has no steps: give it a class Step(StrEnum)")
-
-    @classmethod
-    def state_type(cls) -> _Class | None:
-        """The dataclass of its states; None: they are dicts."""
-        for base in cls.__mro__:
-            for generic in vars(base).get("__orig_bases__", ()):
-                if get_origin(generic) is ProcessManager:
-                    found = get_args(generic)[0]
-                    return found if is_dataclass(found) and isinstance(found, type) else None
-        return None
-
-    def load(self, data: Any, version: int) -> S:
-        """The state from its stored form."""
-        if version > self.version:
-            raise TransientCommandError(
-                "STATE_TOO_NEW",
-                f"the state is of version {version}, and {type(self).__name__} here of version "
-                f"{self.version}: newer workers must run it",
-            )
-        if version < self.version:
-            data = self.upgrade(data, version)
-        kind: _Class = self.state_type() or dict
-        try:
-            loaded: S = kind(**data)
-            return loaded
-        except TypeError as error:
-            raise PermanentCommandError(
-                "STATE_NOT_READABLE",
-                f"the state {shown(data)} does not fit {kind.__name__} ({error}): raise version, "
-                f"and write upgrade",
-            ) from None
-
-    def step_of(self, step: Any, method: str) -> StrEnum:
-        """`step`, if it is one; a stored step may be one of an older build."""
-        try:
-            return self.Step(step)
-        except ValueError:
-            raise PermanentCommandError(
-                "NOT_A_STEP",
-                f"{method} of {type(self).__name__} gave {shown(step)}, which is no step of "
-                f"{type(self).__name__}: {', '.join(self.Step)}",
-            ) from None
