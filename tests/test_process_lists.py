@@ -2,10 +2,13 @@
 
 import threading
 from typing import Any
+from uuid import UUID
 
+import psycopg
 import pytest
 from eventually import eventually
-from handlers import Gate, effects, leave_effect, running
+from handlers import Gate, beside, effects, leave_effect, running
+from queries import await_lock_waits, rows
 from trips import (
     HOTEL,
     Booking,
@@ -24,6 +27,7 @@ from cmdbus import (
     Command,
     CommandBus,
     Context,
+    HandlerRegistry,
     PermanentCommandError,
     Reply,
     SendRequest,
@@ -154,6 +158,55 @@ def test_a_canceled_process_cancels_its_list(dsn: str, bus: CommandBus) -> None:
         eventually(lambda: gate.inside == 0)
     assert (record.status, record.error) == ("CANCELED", "CANCELED: rain")
     assert taken(bus, process_id) == ["FLIGHT SUCCESS", "HOTEL CANCELED", *UNDONE]
+
+
+def sent(dsn: str, bus: CommandBus, manager: Hotels) -> UUID:
+    """A trip whose list of hotels waits."""
+    registry = HandlerRegistry()
+    registry.register("bookings", "Flight", leave_effect)
+    with running(dsn, registry_of(manager), domains=["trips"]), running(dsn, registry):
+        process_id = booked(bus)
+        eventually(lambda: len(bus.process_steps(process_id)) == 2)
+    return process_id
+
+
+def test_a_canceled_list_is_locked_as_settlements_lock_it(dsn: str, bus: CommandBus) -> None:
+    """In order of priority, not of age: else the two deadlock."""
+
+    class Urgent(Hotels):
+        def build_command(self, step: Any, state: Trip) -> SendRequest | list[SendRequest]:
+            sent = super().build_command(step, state)
+            if isinstance(sent, list):
+                sent[-1].priority = "high"
+            return sent
+
+    process_id = sent(dsn, bus, Urgent())
+    order = "SELECT id FROM cmdbus.ready WHERE batch_id IS NOT NULL ORDER BY priority, id"
+    ids = [each for (each,) in rows(dsn, order)]
+    lock = "SELECT FROM cmdbus.ready WHERE id = ANY (%s) FOR UPDATE NOWAIT"
+    with psycopg.connect(dsn) as settling:
+        settling.execute(lock, (ids[:1],))
+        with beside(lambda: bus.cancel_process(process_id, operator="ann")):
+            await_lock_waits(dsn)
+            settling.execute(lock, (ids,))
+            settling.rollback()
+
+
+def test_a_cancel_ends_a_list_whose_last_command_has_ended_unseen(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Workers that look whether it is over skip its row while a cancel has locked it."""
+    process_id = sent(dsn, bus, Hotels(1))
+    [command] = bus.query("bookings", type="Hotel")
+    registry = HandlerRegistry()
+    registry.register("bookings", "Hotel", leave_effect)
+    with psycopg.connect(dsn) as canceling:
+        canceling.execute("SELECT FROM cmdbus.batch_state FOR UPDATE")
+        with running(dsn, registry):
+            bus.wait("bookings", command.command_id, 10)
+    bus.cancel_process(process_id, operator="ann")
+    [batch] = bus.list_batches()
+    assert (batch.status, batch.completed) == ("CANCELED", 1)
 
 
 def test_a_list_waits_for_an_operator_and_goes_on_after_a_retry(dsn: str, bus: CommandBus) -> None:

@@ -2,12 +2,15 @@
 
 from uuid import UUID
 
+import psycopg
 import pytest
 from eventually import eventually
 from handlers import Gate, effects, leave_effect, running
 from trips import (
     ALL,
     PERMANENT,
+    Booking,
+    Trip,
     answered,
     await_end,
     await_status,
@@ -24,6 +27,7 @@ from cmdbus import (
     Context,
     InvalidOperationError,
     PermanentCommandError,
+    ProcessManager,
 )
 
 
@@ -107,6 +111,18 @@ def test_a_pending_process_is_canceled_at_once_and_never_begins(dsn: str, bus: C
     assert taken(bus, process_id) == []
 
 
+def test_a_start_that_needs_an_operator_ends_with_its_process(dsn: str, bus: CommandBus) -> None:
+    class Broken(Booking):
+        def first_step(self, state: Trip) -> Booking.Step:
+            raise PermanentCommandError("BROKEN", "an operator must look")
+
+    with traveling(dsn, bus, Broken()) as process_id:
+        await_status(bus, process_id, "WAITING_FOR_TSQ")
+    bus.cancel_process(process_id, operator="ann")
+    assert await_end(bus, process_id).status == "CANCELED"
+    assert bus.troubleshooting.count() == 0
+
+
 def test_a_cancel_undoes_also_the_step_that_has_just_ended(dsn: str, bus: CommandBus) -> None:
     """Its reply is there, and no worker has handled it yet."""
     process_id = answered(dsn, bus)
@@ -136,6 +152,39 @@ def test_a_process_whose_start_was_canceled_begins_after_a_retry(dsn: str, bus: 
         assert await_end(bus, process_id).status == "COMPLETED"
         with pytest.raises(InvalidOperationError, match="cannot be retried: it is COMPLETED"):
             bus.retry_process(process_id, operator="ann")
+
+
+def test_a_process_whose_start_is_forgotten_begins_after_a_retry(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """It was canceled, and its history is removed."""
+    process_id = booked(bus)
+    with pytest.raises(InvalidOperationError, match="cannot be retried: it is PENDING"):
+        bus.retry_process(process_id, operator="ann")
+    [start] = bus.query("trips")
+    bus.cancel("trips", start.command_id)
+    connection.execute("DELETE FROM cmdbus.finished")
+    with running(dsn, registry_of()):
+        bus.retry_process(process_id, operator="ann")
+        assert await_end(bus, process_id).status == "COMPLETED"
+
+
+def test_a_refused_retry_of_a_process_retries_nothing(dsn: str, bus: CommandBus) -> None:
+    """Of one that is over, a signal is left in troubleshooting."""
+
+    class Deaf(Booking):
+        on_signal = ProcessManager.on_signal
+
+    gate = Gate()
+    with traveling(dsn, bus, Deaf(), Flight=gate) as process_id:
+        gate.wait_for(1)
+        bus.signal_process(process_id, "hello")
+        eventually(bus.troubleshooting.count)
+        gate.open.set()
+        await_status(bus, process_id, "COMPLETED")
+    with pytest.raises(InvalidOperationError, match="cannot be retried: it is COMPLETED"):
+        bus.retry_process(process_id, operator="ann")
+    assert bus.troubleshooting.count() == 1
 
 
 def test_a_process_that_needs_no_operator_cannot_be_retried(dsn: str, bus: CommandBus) -> None:

@@ -319,7 +319,7 @@ AS $$
 $$;
 
 -- Cancels all commands of a batch, wherever they are, in one transaction. False if it is over or
--- unknown. Waits for locked rows.
+-- unknown. Waits for locked rows, in the order in which settlements lock theirs.
 CREATE FUNCTION {schema}.end_batch_now(p_batch_id uuid, p_operator text, p_reason text)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -336,13 +336,13 @@ BEGIN
     WHILE has_more LOOP
         has_more := false;
         FOR keys IN
-            SELECT c.domain, array_agg(c.command_id) AS command_ids
-            FROM (SELECT r.domain::text, r.command_id FROM {schema}.ready r
+            SELECT c.domain, array_agg(c.command_id ORDER BY c.priority, c.id) AS command_ids
+            FROM (SELECT r.domain::text, r.priority, r.id, r.command_id FROM {schema}.ready r
                   WHERE r.batch_id = p_batch_id
                   UNION ALL
-                  SELECT s.domain::text, s.command_id FROM {schema}.scheduled s
+                  SELECT s.domain::text, s.priority, s.id, s.command_id FROM {schema}.scheduled s
                   WHERE s.batch_id = p_batch_id) c
-            GROUP BY c.domain
+            GROUP BY c.domain ORDER BY c.domain
         LOOP
             has_more := true;
             PERFORM {schema}.cancel_ids(
@@ -356,6 +356,8 @@ BEGIN
                 'CANCEL', keys.domains, keys.command_ids, p_operator, p_reason, NULL, NULL);
         END IF;
     END LOOP;
+    -- Whoever has ended its last commands meanwhile has skipped its row, which is locked here.
+    PERFORM {schema}.end_batches(ARRAY[p_batch_id]);
     RETURN true;
 END
 $$;
@@ -425,6 +427,25 @@ AS $$
     VALUES (p_process.domain, 5, {schema}.new_id(), 'process:resume', p_process.process_id, 'null')
 $$;
 
+-- Takes the commands of a process itself, replies among them, out of troubleshooting, and returns
+-- their number; p_action is as in resolve_keys.
+CREATE FUNCTION {schema}.resolve_own(
+    p_action text, p_process {schema}.managed_process, p_operator text, p_reason text
+) RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    own constant uuid[] := ARRAY(
+        SELECT t.command_id FROM {schema}.troubleshooting t
+        WHERE t.domain = p_process.domain::text AND t.correlation_id = p_process.process_id
+            AND (t.type = 'Reply' OR starts_with(t.type, 'process:')));
+BEGIN
+    RETURN {schema}.resolve_keys(
+        p_action, array_fill(p_process.domain::text, ARRAY[cardinality(own)]), own, p_operator,
+        p_reason, NULL, NULL);
+END
+$$;
+
 -- Cancels a process: what it awaits, then the fleet compensates. Returns 'canceled', the status
 -- of one that is over or compensates already, or NULL if it is unknown. Waits for a locked row.
 CREATE FUNCTION {schema}.cancel_process(
@@ -456,7 +477,8 @@ BEGIN
         updated_at = clock_timestamp()
     WHERE p.process_id = p_process_id;
     IF is_pending THEN
-        PERFORM {schema}.count_process(p_process_id);
+        PERFORM {schema}.count_process(p_process_id),
+            {schema}.resolve_own('CANCEL', process, p_operator, p_reason);
     ELSIF NOT {schema}.end_awaited(process, p_operator, p_reason) THEN
         PERFORM {schema}.resume_process(process);
     END IF;
@@ -486,8 +508,8 @@ END
 $$;
 
 -- Takes out of troubleshooting what a process awaits, and its own commands; or lets the fleet send
--- failed compensations again, or look for a reply or a start that was lost. Returns 'retried', the status of
--- a process for which there is nothing to do, or NULL if it is unknown.
+-- failed compensations again, or look for a reply or a start that was lost. Returns 'retried', the
+-- status of a process that is over or whose command waits or runs, or NULL if it is unknown.
 CREATE FUNCTION {schema}.retry_process(
     p_process_id uuid, p_operator {schema}.remark, p_reason {schema}.remark, p_call bigint
 ) RETURNS text
@@ -495,7 +517,6 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
     process {schema}.managed_process;
-    own uuid[];
     of_batch record;
     retried bigint;
 BEGIN
@@ -504,10 +525,11 @@ BEGIN
     IF {schema}.was_done_to_process(p_process_id, p_call) THEN
         RETURN 'retried';
     END IF;
-    own := ARRAY(
-        SELECT t.command_id FROM {schema}.troubleshooting t
-        WHERE t.domain = process.domain::text AND t.correlation_id = p_process_id
-            AND (t.type = 'Reply' OR starts_with(t.type, 'process:')));
+    IF process.process_id IS NULL
+        OR process.finished_at IS NOT NULL AND process.status <> 'FAILED'
+    THEN
+        RETURN process.status;
+    END IF;
     SELECT coalesce(array_agg(t.domain), '{}') AS domains,
         coalesce(array_agg(t.command_id), '{}') AS command_ids
     INTO of_batch FROM {schema}.troubleshooting t
@@ -515,23 +537,23 @@ BEGIN
     retried := {schema}.resolve_keys(
             'RETRY', process.awaited_domain || of_batch.domains,
             process.awaited_id || of_batch.command_ids, p_operator, p_reason, NULL, NULL)
-        + {schema}.resolve_keys(
-            'RETRY', array_fill(process.domain::text, ARRAY[cardinality(own)]), own, p_operator,
-            p_reason, NULL, NULL);
+        + {schema}.resolve_own('RETRY', process, p_operator, p_reason);
     IF process.status = 'FAILED' THEN
         UPDATE {schema}.process_step s SET undone = NULL
         WHERE s.process_id = p_process_id AND s.undone IN ('FAILED', 'CANCELED');
         UPDATE {schema}.managed_process p
         SET status = 'COMPENSATING', finished_at = NULL, updated_at = clock_timestamp()
         WHERE p.process_id = p_process_id;
-    ELSIF process.finished_at IS NOT NULL OR retried = 0 AND NOT EXISTS (
-            SELECT FROM {schema}.finished f
-            WHERE f.domain = coalesce(process.awaited_domain, process.domain::text)
-                AND f.command_id = coalesce(process.awaited_id, process.start_id))
-        AND NOT EXISTS (
+    ELSIF retried = 0 AND (
+        EXISTS (
+            SELECT FROM {schema}.command c
+            WHERE c.domain = coalesce(process.awaited_domain, process.domain::text)
+                AND c.command_id = coalesce(process.awaited_id, process.start_id)
+                AND c.status IN ('PENDING', 'IN_PROGRESS'))
+        OR EXISTS (
             SELECT FROM {schema}.batch_state b
             WHERE process.awaited_domain IS NULL AND b.batch_id = process.awaited_id
-                AND b.completed_at IS NOT NULL)
+                AND b.completed_at IS NULL))
     THEN
         RETURN process.status;
     END IF;
