@@ -8,7 +8,7 @@ import psycopg
 from claiming import Claimer
 
 from cmdbus import BatchRecord, CommandBus, SendRequest
-from cmdbus.worker.claims.arrays import ids
+from cmdbus.arrays import ids
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
 
 DEBIT = SendRequest("payments", "Debit")

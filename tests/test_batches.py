@@ -29,7 +29,7 @@ from cmdbus import (
     InvalidOperationError,
     SendRequest,
 )
-from cmdbus.worker.claims.arrays import ids
+from cmdbus.arrays import ids
 from cmdbus.worker.steward.batch_round import MAX_LINES, BatchRound
 
 

@@ -1,77 +1,37 @@
-"""Moves a process on: asks its manager, and writes what becomes of it together with the command
-that it sends."""
+"""Moves a process on: asks its manager what becomes of it, and what it sends."""
 
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 from cmdbus.checks import check_seconds, shown
 from cmdbus.data import MAX_BYTES, Undecodable, decode, encode
-from cmdbus.database.pool import Connection
 from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
 from cmdbus.processes.batch_steps import BATCH, create_batch
 from cmdbus.processes.managers import load_state, step_of
+from cmdbus.processes.transition import Ended, Move, ProcessRow, Sent, Transition, duplicate
 from cmdbus.producer.ids import new_id
 from cmdbus.producer.process_records import ProcessStatus, state_data
 from cmdbus.producer.requests import Limits, Outgoing, SendRequest
-from cmdbus.producer.store import Store
 from cmdbus.reply import Reply
 
 if TYPE_CHECKING:
     from cmdbus.processes.process_manager import ProcessManager
 
-#: Values of advance_process where no command is sent.
-_NOTHING: dict[str, object] = {
-    **dict.fromkeys(("to_domain", "type", "data", "command_id", "priority", "delay", "run_at")),
-    "max_attempts": None,
-    "own": False,
-}
 _LIMITS = Limits.of(None, MAX_BYTES)
 _MAX_ERROR, _MAX_TRACEBACK = 2_000, 10_000
-
-
-class ProcessRow(NamedTuple):
-    """A process as read_locked_process reads it."""
-
-    process_id: UUID
-    domain: str
-    type: str
-    status: str
-    step: str | None
-    #: JSON text.
-    state: str
-    version: int
-    #: Of its latest command.
-    number: int
-    awaited_domain: str | None
-    awaited_id: UUID | None
-    #: The number of the step that the awaited command undoes.
-    undoing: int | None
-    timer_id: UUID | None
-    #: Its last status, once a step has failed or it was canceled.
-    ending: str | None
-    error: str | None
-
-    @property
-    def label(self) -> str:
-        return f"process {self.process_id} ({self.domain}/{self.type})"
 
 
 class Process:
     """A process in the transaction that has locked its row."""
 
     def __init__(
-        self,
-        store: Store,
-        connection: Connection,
-        row: ProcessRow,
-        manager: "ProcessManager[Any]",
+        self, transition: Transition, row: ProcessRow, manager: "ProcessManager[Any]"
     ) -> None:
         self.row = row
-        self._store = store
-        self._connection = connection
+        self._transition = transition
+        self._store, self._connection = transition.store, transition.connection
         self._manager = manager
         self._ending, self._error = row.ending, row.error
         with self._asking("its state"):
@@ -102,7 +62,7 @@ class Process:
             if following is not None:
                 following = step_of(manager, following, "next_step")
         if following is None:
-            self._write(ProcessStatus.COMPLETED, self.row.step, None, reply=reply)
+            self._move(ProcessStatus.COMPLETED, self.row.step, ended=self._ended(reply))
         else:
             self._send_step(following, reply)
 
@@ -126,11 +86,11 @@ class Process:
         if found is not None:
             number, step, request = found
             outgoing = self._checked(request, "compensation")
-            self._write(ProcessStatus.COMPENSATING, step, _sent(outgoing), undoing=number)
+            self._move(ProcessStatus.COMPENSATING, step, _sent(outgoing), undoing=number)
             return
         has_failed = any(undone in ("FAILED", "CANCELED") for *_, undone in steps)
         ending = ProcessStatus.FAILED if has_failed else self._ending or ProcessStatus.COMPENSATED
-        self._write(ending, self.row.step, None)
+        self._move(ending, self.row.step)
 
     def signal(self, name: str, data: object) -> None:
         with self._asking("on_signal"):
@@ -169,67 +129,59 @@ class Process:
             seconds = self._manager.deadline(step)
         with self._checking("deadline"):
             seconds = None if seconds is None else check_seconds("it", seconds)
-        status = ProcessStatus.WAITING_FOR_REPLY
-        self._write(status, str(step), sent, reply=reply, seconds=seconds)
+        self._move(
+            ProcessStatus.WAITING_FOR_REPLY,
+            str(step),
+            sent,
+            ended=Ended() if reply is None else self._ended(reply),
+            deadline=seconds,
+        )
 
     def _end_step(self, reply: Reply) -> None:
-        """Stores the reply; what follows is written later in the transaction."""
+        """Stores the reply before what follows."""
         row = self.row
         self._store.rows(
             self._connection,
             "end_step",
-            **self._ended(reply),
+            **self._ended(reply)._asdict(),
             process_id=row.process_id,
             number=row.number,
             undoing=row.undoing,
             domain=row.domain,
         )
 
-    def _ended(self, reply: Reply) -> dict[str, object]:
+    def _ended(self, reply: Reply) -> Ended:
         problem = None if reply.is_success else _failure(reply)[:_MAX_ERROR]
-        return {"outcome": reply.outcome, "error": problem, "timer_id": self.row.timer_id}
+        return Ended(reply.outcome, problem, self.row.timer_id)
 
-    def _write(
+    def _move(
         self,
         status: str,
         step: str | None,
-        sent: dict[str, object] | None,
+        sent: Sent = Sent(),  # noqa: B008  # immutable
         *,
         undoing: int | None = None,
-        reply: Reply | None = None,
-        seconds: float | None = None,
+        ended: Ended = Ended(),  # noqa: B008  # immutable
+        deadline: float | None = None,
     ) -> None:
-        """Stores the `reply`, unless that was done before, and the process, and sends."""
-        row = self.row
-        values: dict[str, object] = {
-            "process_id": row.process_id,
-            "domain": row.domain,
-            "number": row.number,
-            "status": str(status),
-            "step": step,
-            "undoing": undoing,
-            "state": self._stored_state(),
-            "version": self._manager.version,
-            "ending": None if self._ending is None else str(self._ending),
-            "error": self._error,
-            **(_NOTHING if sent is None else sent),
-            "seconds": seconds,
-        }
-        name = "advance_process"
-        if reply is not None:
-            name = "end_step_and_advance"
-            ended = self._ended(reply)
-            values |= {"outcome": ended["outcome"], "timer_id": ended["timer_id"]}
-            values["problem"] = ended["error"]
-        *_, refusal = self._store.rows(self._connection, name, **values)[0]
-        if refusal is not None:
-            raise self._duplicate(values["command_id"], step)
+        """Written together with the moves of other processes, at the end of the transaction."""
+        move = Move(
+            self.row,
+            str(status),
+            step,
+            undoing,
+            self._stored_state(),
+            self._manager.version,
+            None if self._ending is None else str(self._ending),
+            self._error,
+            ended,
+            sent,
+            deadline,
+            None if deadline is None else new_id(),
+        )
+        self._transition.add(move)
 
-    def _duplicate(self, command_id: object, step: str | None) -> PermanentCommandError:
-        message = f"{self.row.label}: command {command_id} of step {step} was sent before"
-        return PermanentCommandError("DUPLICATE_COMMAND", message)
-
-    def _sent_batch(self, requests: Sequence[object], step: str) -> dict[str, object]:
+    def _sent_batch(self, requests: Sequence[object], step: str) -> Sent:
         if not requests:
             with self._checking("build_command"):
                 raise ValueError("it returned no SendRequest: a step has one, or a list of some")
@@ -244,8 +196,8 @@ class Process:
             name=f"{row.type} {step}",
         )
         if taken is not None:
-            raise self._duplicate(taken, step)
-        return {**_NOTHING, "type": BATCH, "command_id": batch_id}
+            raise duplicate(row, taken, step)
+        return Sent(batch_id, BATCH)
 
     def _stored_state(self) -> str:
         with self._checking("its state"):
@@ -302,15 +254,15 @@ def _failure(reply: Reply) -> str:
     return f"{result.get('code')}: {result.get('message')}"
 
 
-def _sent(outgoing: Outgoing) -> dict[str, object]:
-    return {
-        "to_domain": outgoing.domain,
-        "type": outgoing.type,
-        "data": outgoing.data,
-        "command_id": outgoing.command_id,
-        "own": outgoing.own,
-        "priority": outgoing.priority,
-        "delay": outgoing.delay,
-        "run_at": outgoing.run_at,
-        "max_attempts": outgoing.max_attempts,
-    }
+def _sent(outgoing: Outgoing) -> Sent:
+    return Sent(
+        outgoing.command_id,
+        outgoing.type,
+        outgoing.domain,
+        outgoing.data,
+        outgoing.own,
+        outgoing.priority,
+        outgoing.delay,
+        outgoing.run_at,
+        outgoing.max_attempts,
+    )

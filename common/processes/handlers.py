@@ -2,18 +2,18 @@
 locks its row first."""
 
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from cmdbus.command import Command
 from cmdbus.context import Context
-from cmdbus.database.pool import Connection
 from cmdbus.processes import batch_steps
-from cmdbus.processes.advancing import Process, ProcessRow
+from cmdbus.processes.advancing import Process
 from cmdbus.processes.batch_steps import BATCH
+from cmdbus.processes.transition import ProcessRow, Transition
 from cmdbus.producer.process_records import ProcessStatus
 from cmdbus.producer.store import Store
 from cmdbus.registry import Handler
@@ -49,52 +49,37 @@ class ProcessHandlers:
         return [Handler(self._domain, type_, function) for type_, function in functions.items()]
 
     def start(self, command: Command, context: Context) -> None:
-        process = self._locked(command, context)
-        if process is not None:
-            if process.row.status == ProcessStatus.PENDING:
-                process.begin()
-            else:
-                _drop(command, f"{process.row.label} is {process.row.status} already")
+        with self._moving(command, context) as transition:
+            self._begin(command, transition)
 
     def receive(self, command: Command, context: Context) -> None:
-        if command.correlation_id == command.command_id:
-            _drop(command, "it has no correlation id")
-            return
-        reply = _reply_of(command.data)
-        if reply is None:
-            _drop(command, "it has not the data of a reply")
-            return
-        process = self._locked(command, context)
-        if process is not None:
-            if process.row.awaited_id == reply.command_id:
-                process.receive(reply)
-            else:
-                _drop(
-                    command,
-                    f"{process.row.label} does not await command {reply.command_id} now",
-                )
+        with self._moving(command, context) as transition:
+            self._take_reply(command, transition)
 
     def receive_batch(self, command: Command, context: Context) -> None:
         """The commands of a step have ended."""
-        process = self._locked(command, context, UUID(command.data["process_id"]))
-        if process is None:
-            return
-        batch_id = command.correlation_id
-        reply = None
-        if process.row.awaited_id == batch_id:
-            reply = batch_steps.reply_of(_store(context.schema), context.connection, batch_id)
-        if reply is None:
-            _drop(command, f"{process.row.label} does not await batch {batch_id} now")
-        else:
-            process.receive(reply)
+        process_id = UUID(command.data["process_id"])
+        with self._moving(command, context, process_id) as transition:
+            process = self._process(command, transition, process_id)
+            if process is None:
+                return
+            batch_id = command.correlation_id
+            reply = None
+            if process.row.awaited_id == batch_id:
+                reply = batch_steps.reply_of(transition.store, transition.connection, batch_id)
+            if reply is None:
+                _drop(command, f"{process.row.label} does not await batch {batch_id} now")
+            else:
+                process.receive(reply)
 
     def signal(self, command: Command, context: Context) -> None:
-        process = self._locked(command, context)
-        if process is not None:
-            if ProcessStatus(process.row.status).terminal:
-                _drop(command, f"{process.row.label} is {process.row.status}")
-            else:
-                process.signal(command.data["name"], command.data["data"])
+        with self._moving(command, context) as transition:
+            process = self._process(command, transition)
+            if process is not None:
+                if ProcessStatus(process.row.status).terminal:
+                    _drop(command, f"{process.row.label} is {process.row.status}")
+                else:
+                    process.signal(command.data["name"], command.data["data"])
 
     def expire(self, command: Command, context: Context) -> None:
         """The reply to the canceled command moves the process on."""
@@ -107,46 +92,80 @@ class ProcessHandlers:
 
     def resume(self, command: Command, context: Context) -> None:
         """Begins, compensates, or finds a reply that was lost."""
-        process = self._locked(command, context)
-        if process is None:
-            return
-        row = process.row
-        if row.awaited_id is not None:
-            store, connection = _store(context.schema), context.connection
-            reply = (
-                batch_steps.reply_of(store, connection, row.awaited_id)
-                if row.awaited_domain is None
-                else _ended(store, connection, row)
-            )
-            if reply is not None:
-                process.receive(reply)
-        elif row.status == ProcessStatus.PENDING:
-            process.begin()
-        elif row.status == ProcessStatus.COMPENSATING:
-            process.compensate()
+        with self._moving(command, context) as transition:
+            process = self._process(command, transition)
+            if process is None:
+                return
+            row = process.row
+            if row.awaited_id is not None:
+                reply = _lost_reply(transition, row)
+                if reply is not None:
+                    process.receive(reply)
+            elif row.status == ProcessStatus.PENDING:
+                process.begin()
+            elif row.status == ProcessStatus.COMPENSATING:
+                process.compensate()
 
     def end_batch(self, command: Command, context: Context) -> None:
         """Ends the batch of a process that has ended, if it is over with that."""
         values = {"batch_ids": [command.correlation_id]}
         _store(context.schema).value(context.connection, "end_batches", **values)
 
-    def _locked(
+    @contextmanager
+    def _moving(
         self, command: Command, context: Context, process_id: UUID | None = None
+    ) -> Iterator[Transition]:
+        """Locks the process that a command is about, by default the one that it is correlated
+        with; writes its move at the end."""
+        transition = Transition(
+            _store(context.schema),
+            context.connection,
+            self._domain,
+            [process_id or command.correlation_id],
+        )
+        yield transition
+        transition.write()
+
+    def _begin(self, command: Command, transition: Transition) -> None:
+        process = self._process(command, transition)
+        if process is not None:
+            if process.row.status == ProcessStatus.PENDING:
+                process.begin()
+            else:
+                _drop(command, f"{process.row.label} is {process.row.status} already")
+
+    def _take_reply(self, command: Command, transition: Transition) -> None:
+        if command.correlation_id == command.command_id:
+            _drop(command, "it has no correlation id")
+            return
+        reply = _reply_of(command.data)
+        if reply is None:
+            _drop(command, "it has not the data of a reply")
+            return
+        process = self._process(command, transition)
+        if process is not None:
+            if process.row.awaited_id == reply.command_id:
+                process.receive(reply)
+            else:
+                _drop(
+                    command,
+                    f"{process.row.label} does not await command {reply.command_id} now",
+                )
+
+    def _process(
+        self, command: Command, transition: Transition, process_id: UUID | None = None
     ) -> Process | None:
-        """The process that a command is about, by default the one that it is correlated with;
-        None if it cannot be moved on here."""
-        store, connection = _store(context.schema), context.connection
+        """The process that a command is about; None if it cannot be moved on here."""
         process_id = process_id or command.correlation_id
-        found = store.rows(connection, "read_locked_process", process_id=process_id)
-        if not found or found[0][1] != self._domain:
+        row = transition.rows.get(process_id)
+        if row is None:
             _drop(command, f"domain {self._domain} has no process {process_id}")
             return None
-        row = ProcessRow(*found[0])
         manager = self._managers.get(row.type)
         if manager is None:
             _drop(command, f"{row.label} has no manager here", logging.ERROR)
             return None
-        return Process(store, connection, row, manager)
+        return Process(transition, row, manager)
 
 
 def _drop(command: Command, why: str, level: int = logging.WARNING) -> None:
@@ -171,8 +190,13 @@ def _reply_of(data: Any) -> Reply | None:
     return None
 
 
-def _ended(store: Store, connection: Connection, row: ProcessRow) -> Reply | None:
-    """The reply of the awaited command, if that is over; CANCELED if its history is gone."""
+def _lost_reply(transition: Transition, row: ProcessRow) -> Reply | None:
+    """The reply of the awaited command or batch, if that is over; CANCELED if the command's history
+    is gone."""
+    store, connection = transition.store, transition.connection
+    assert row.awaited_id is not None
+    if row.awaited_domain is None:
+        return batch_steps.reply_of(store, connection, row.awaited_id)
     values = {"domain": row.awaited_domain, "command_id": row.awaited_id}
     found = store.rows(connection, "read_awaited", **values)
     type_, status, result, code, message = (
@@ -182,5 +206,4 @@ def _ended(store: Store, connection: Connection, row: ProcessRow) -> Reply | Non
         return None
     if status != "COMPLETED":
         result = {"code": code, "message": message, "details": None}
-    assert row.awaited_id is not None
     return Reply(command_id=row.awaited_id, type=type_, outcome=_OUTCOMES[status], result=result)

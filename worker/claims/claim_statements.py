@@ -15,10 +15,10 @@ from uuid import UUID
 
 import psycopg
 
+from cmdbus.arrays import any_ids, ctids, ids, numbers, texts, whole
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.database.executor import Executor
 from cmdbus.database.session_names import session_name
-from cmdbus.worker.claims.arrays import any_ids, ctids, ids, numbers, texts, whole
 from cmdbus.worker.claims.claim import (
     Claim,
     ClaimKey,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from uuid import UUID
 
-from cmdbus.worker.claims.arrays import ids
+from cmdbus.arrays import ids
 from cmdbus.worker.claims.claim import Claim, Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection

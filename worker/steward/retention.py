@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import psycopg
 
+from cmdbus.arrays import numbers
 from cmdbus.database.session_names import PATTERN, incarnation_of
-from cmdbus.worker.claims.arrays import numbers
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from cmdbus.arrays import numbers
 from cmdbus.clock import time
-from cmdbus.worker.claims.arrays import numbers
 from cmdbus.worker.claims.claim import ClaimKey, Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejected_rows import RejectedRows

@@ -5,10 +5,10 @@ from math import inf
 
 import psycopg
 
+from cmdbus.arrays import numbers
 from cmdbus.backoff import Backoff
 from cmdbus.clock import time
 from cmdbus.failpoints import PROMOTED, failpoint
-from cmdbus.worker.claims.arrays import numbers
 from cmdbus.worker.claims.claim import Connection, TimerReading
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.floors import pause_after

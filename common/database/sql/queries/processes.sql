@@ -1,21 +1,19 @@
 -- Processes: what their managers' handlers read and write, and reports.
 
--- name: read_locked_process
+-- name: lock_processes
 SELECT process_id, domain::text, type::text, status, step, state::text, version, number,
     awaited_domain, awaited_id, undoing, timer_id, ending, error
-FROM {schema}.lock_process(%(process_id)s);
+FROM {schema}.lock_processes(%(process_ids)s::uuid[]);
 
--- name: end_step_and_advance
--- Stores a reply and moves the process on, in one round trip.
-SELECT {schema}.end_step(
-        %(process_id)s, %(number)s::integer, NULL, %(outcome)s, %(problem)s, %(domain)s,
-        %(timer_id)s),
-    {schema}.advance_process(
-        %(process_id)s, %(domain)s, %(number)s::integer, %(status)s, %(step)s,
-        %(undoing)s::integer, %(state)s::json, %(version)s::integer, %(ending)s, %(error)s,
-        %(to_domain)s, %(type)s, %(data)s::json, %(command_id)s, %(own)s,
-        %(priority)s::integer, %(delay)s::double precision, %(run_at)s::timestamptz,
-        %(max_attempts)s::integer, %(seconds)s::double precision);
+-- name: advance_processes
+SELECT {schema}.advance_processes(
+    %(domain)s, %(process_ids)s::uuid[], %(numbers)s::integer[], %(statuses)s::text[],
+    %(steps)s::text[], %(undoings)s::integer[], %(states)s::json[], %(versions)s::integer[],
+    %(endings)s::text[], %(errors)s::text[], %(outcomes)s::text[], %(problems)s::text[],
+    %(timer_ids)s::uuid[], %(to_domains)s::text[], %(types)s::text[], %(data)s::json[],
+    %(command_ids)s::uuid[], %(own)s::boolean[], %(priorities)s::smallint[],
+    %(delays)s::double precision[], %(run_at)s::timestamptz[], %(max_attempts)s::integer[],
+    %(deadlines)s::double precision[], %(new_timer_ids)s::uuid[]);
 
 -- name: read_undoable
 -- The steps that were completed, the latest first, and what became of their compensations. A step
