@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 #: Seconds between two reads with --watch.
 _WATCH_SECONDS = 1.0
 _BAR_WIDTH = 40
-_HEAD = ("BATCH", "STATUS", "DOMAIN", "NAME", "TOTAL", "DONE", "FAILED", "CANCELED", "CREATED")
+_COUNTERS = ("TOTAL", "COMPLETED", "FAILED", "CANCELED", "TROUBLE")
+_HEAD = ("BATCH", "STATUS", "DOMAIN", "NAME", *_COUNTERS, "CREATED")
 
 
 @click.group(help="Show and cancel batches: commands that were sent together and end together.")
@@ -138,10 +139,18 @@ def _read(bus: "CommandBus", batch_id: str) -> "BatchRecord":
 
 
 def _row(record: "BatchRecord") -> tuple[object, ...]:
-    name = "-" if record.name is None else record.name
-    counts = record.total, record.completed, record.failed, record.canceled
-    created = ago(record.created_at)
-    return (record.batch_id, record.status, record.domain, name, *counts, created)
+    return (
+        record.batch_id,
+        record.status,
+        record.domain,
+        "-" if record.name is None else record.name,
+        record.total,
+        record.completed,
+        record.failed,
+        record.canceled,
+        record.in_troubleshooting,
+        ago(record.created_at),
+    )
 
 
 def _lines(record: "BatchRecord") -> Iterator[str]:
