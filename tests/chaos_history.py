@@ -15,9 +15,11 @@ from fault_injection.history import (
     Line,
     Mark,
     Move,
+    Process,
     Recovery,
     Row,
     Sample,
+    Step,
 )
 
 from cmdbus.database.session_names import session_name
@@ -41,6 +43,9 @@ _MOVES: list[tuple[float, int, str, str, str, int, dict[str, Any]]] = [
     (104.2, 9, SECOND, "claim", "noop", 1, {"token_before": 0, "claimer": 2, "due_at": 104.0}),
     (105.0, 10, SECOND, "ready-", "noop", 1, {"claimer_before": 2}),
     (105.0, 10, SECOND, "finished+", "noop", 1, {"attempts": 1}),
+    (106.0, 11, SECOND, "finished+", "first", 0, {}),
+    (106.1, 12, SECOND, "finished+", "second", 0, {}),
+    (106.2, 13, SECOND, "ready+", "undo", 0, {}),
 ]
 _MARKS = (
     (101.1, "enter", "10.1", 10, "tx", 1),
@@ -60,7 +65,35 @@ _SAMPLES = ((100.0, 2, 1), (100.2, 3, 1), (100.4, 2, 2))
 _DONE: dict[str, Any] = dict(table="finished", status="COMPLETED", domain="storm", claimer=2)
 _NOOP: dict[str, Any] = dict(command_id="noop", type="Noop", call="c2", index=0, attempts=1)
 
-#: Worker 2 (pid 20) completes a Tx in its second attempt, and a Noop with a reply.
+#: Ended in one step each; the run of each is its command's name.
+_SIMPLE: dict[str, dict[str, Any]] = {
+    "called": {"call": "c5", "index": 0},
+    "adds": {"call": "c6", "index": 0, "adds": 1, "batch": "b1"},
+    "added": {"added_by": "adds", "batch": "b1"},
+    "first": {"process": "c7"},
+    "undo": {"process": "c7"},
+}
+_RULE: dict[str, Any] = dict(type="Rule", code="RULE", table="finished", status="FAILED")
+
+#: Its second step fails, and the first one is undone.
+_FLOW = Process(
+    process_id="flow",
+    call="c7",
+    status="COMPENSATED",
+    listed=[False, False, False],
+    undone=[True, True, False],
+    seen=[("FIRST", "SUCCESS"), ("SECOND", "FAILED")],
+    signals=["c8"],
+    steps=[
+        Step(number=1, step="FIRST", command_id="first", type="Noop", outcome="SUCCESS"),
+        Step(number=2, step="SECOND", command_id="second", type="Rule", outcome="FAILED"),
+        Step(number=3, undoes=1, step="FIRST", command_id="undo", type="Noop", outcome="SUCCESS"),
+    ],
+    events=["SIGNALED"],
+)
+
+#: Worker 2 (pid 20) completes a Tx in its second attempt, and a Noop with a reply; and what is
+#: above.
 GOOD = History(
     limits=Limits(
         procs=2,
@@ -79,11 +112,25 @@ GOOD = History(
         Call(name="c2", way="delayed", count=1, outcome="ok", ids=["noop"], began=100.0),
         Call(name="c3", way="rollback", count=2, outcome="fail"),
         Call(name="c4", way="many", count=2, outcome="unknown"),
+        Call(
+            name="c5",
+            way="call",
+            count=1,
+            outcome="ok",
+            answer={"status": "COMPLETED", "run": "called"},
+        ),
+        Call(name="c6", way="batch", count=1, outcome="ok"),
+        Call(name="c7", way="process", count=0, outcome="ok", ids=["flow"]),
+        Call(name="c8", way="signal", count=0, outcome="ok", ids=["flow"]),
+        Call(name="c9", way="batch", count=0, outcome="unknown"),
+        Call(name="c10", way="cancel-batch", count=0, outcome="ok", ids=["b2"]),
     ],
     rows=[
         Row(command_id="tx", type="Tx", call="c1", index=0, attempts=2, run="20.1", **_DONE),
         Row(run="20.2", reply_to="replies", delay=4.0, **_NOOP, **_DONE),
         Row(command_id="reply", type="Reply", answers="noop", attempts=1, **_DONE),
+        *(Row(command_id=i, type="Noop", run=i, **more, **_DONE) for i, more in _SIMPLE.items()),
+        Row(command_id="second", process="c7", **_RULE),
     ],
     moves=[
         Move(number=n, began=t, at=t, xid=x, session=s, what=w, command_id=c, token=k, **more)
@@ -92,19 +139,38 @@ GOOD = History(
     events=[Event(command_id="tx", at=103.0, kind="FAILED", code="TRANSIENT")],
     batches=[
         Batch(
-            name="c1",
+            batch_id="b1",
+            name="c6",
             status="COMPLETED_WITH_FAILURES",
             total=2,
             completed=1,
             failed=1,
             canceled=0,
             rows={"COMPLETED": 1, "FAILED": 1},
-            sent=1,
-        )
+            on_complete=1,
+            on_cancel=0,
+        ),
+        Batch(
+            batch_id="b2",
+            name="c9",
+            status="CANCELED",
+            total=1,
+            completed=0,
+            failed=0,
+            canceled=1,
+            rows={"CANCELED": 1},
+            on_complete=0,
+            on_cancel=1,
+        ),
     ],
+    processes=[_FLOW],
     effects=[Effect(command_id="tx", run="20.1", session=SECOND, xid=6)],
     marks=[
-        Mark(at=t, what=w, run=r, pid=p, command_id=c, attempt=a) for t, w, r, p, c, a in _MARKS
+        Mark(at=t, what=w, run=r, pid=p, command_id=c, attempt=a)
+        for t, w, r, p, c, a in (
+            *_MARKS,
+            *((105.9, "returned", name, 20, name, 1) for name in _SIMPLE),
+        )
     ],
     lines=[Line(instance="a", at=at, pid=5, message=message) for at, message in _LINES],
     samples=[
@@ -131,6 +197,17 @@ def change(name: str, index: int, /, **changed: object) -> Change:
         records = [*getattr(history, name)]
         records[index] = replace(records[index], **changed)
         return replace(history, **{name: records})
+
+    return changed_history
+
+
+def step(index: int, /, **changed: object) -> Change:
+    """Of one step of the process."""
+
+    def changed_history(history: Any) -> Any:
+        steps = [*history.processes[0].steps]
+        steps[index] = replace(steps[index], **changed)
+        return change("processes", 0, steps=steps)(history)
 
     return changed_history
 

@@ -26,6 +26,7 @@ from chaos_history import (
     outage,
     put,
     starts,
+    step,
     waiting,
 )
 from fault_injection import checking, handlers
@@ -34,6 +35,13 @@ from programs import SCRIPTS
 
 TROUBLE = "IN_TROUBLESHOOTING_QUEUE"
 STARTED_AGAIN = "worker 0 starts, pid 20, generation 2"
+
+
+def undone_twice(**changed: object) -> Change:
+    """The flow has sent another compensation of its first step."""
+    steps = GOOD.processes[0].steps
+    again: Any = {"number": 4, **changed}
+    return change("processes", 0, steps=[*steps, replace(steps[2], **again)])
 
 
 #: An accepted call of which there is nothing.
@@ -96,9 +104,79 @@ BROKEN: dict[str, dict[str, Change]] = {
         "over too early": both(
             change("batches", 0, total=3, rows={"COMPLETED": 1, "FAILED": 1, "PENDING": 1})
         ),
-        "nothing sent": change("batches", 0, sent=0),
-        "sent twice": change("batches", 0, sent=2),
-        "sent too early": change("batches", 0, status="IN_PROGRESS"),
+        "nothing sent": change("batches", 0, on_complete=0),
+        "sent twice": change("batches", 0, on_complete=2),
+        "sent as canceled": change("batches", 0, on_complete=0, on_cancel=1),
+        "not over": change("batches", 0, status="IN_PROGRESS", on_complete=0),
+    },
+    "batches-end-as-their-commands": {
+        "canceled by nobody": drop("calls", 9),
+        "canceled, and completed": change("batches", 1, status="COMPLETED_WITH_FAILURES"),
+        "completed with a failure": change("batches", 0, status="COMPLETED"),
+    },
+    "commands-are-added-with-the-end-of-the-handler": {
+        "added by one that has failed": change("rows", 4, status="FAILED", code="RULE"),
+        "not added": drop("rows", 5),
+        "added to another batch": change("rows", 5, batch="b2"),
+    },
+    "calls-return-what-their-commands-did": {
+        "another result": change("rows", 3, run="another"),
+        "a failure of what was completed": change(
+            "calls", 4, answer={"status": "FAILED", "code": "RULE"}
+        ),
+    },
+    "processes-are-those-that-were-started": {
+        "it is nowhere": put(processes=[]),
+        "two of them": add("processes", 0),
+        "it was never started": drop("calls", 6),
+        "another id": change("processes", 0, process_id="other"),
+    },
+    "processes-have-ended": {
+        "it waits": change("processes", 0, status="WAITING_FOR_REPLY"),
+        "it has not got a reply": step(2, outcome=None),
+    },
+    "steps-are-taken-once": {
+        "a line of the audit trail twice": step(1, number=1),
+        "a step twice": step(1, step="FIRST"),
+        "a step is left out": step(1, step="THIRD"),
+        "a reply twice": change("processes", 0, seen=[*GOOD.processes[0].seen] * 2),
+        "a reply was dropped": change("processes", 0, seen=[]),
+    },
+    "signals-come-once": {
+        "a signal twice": change("processes", 0, signals=["c8"] * 2, events=["SIGNALED"] * 2),
+        "an event is missing": change("processes", 0, events=[]),
+        "it was never sent": drop("calls", 7),
+    },
+    "steps-end-as-their-commands": {
+        "the reply says the opposite": step(1, outcome="SUCCESS"),
+        "a batch that has failed": step(0, type="process:batch", command_id="b1"),
+        "its command is nowhere": step(1, command_id="other"),
+        "a command twice": add("rows", 6, command_id="again"),
+    },
+    "processes-end-as-their-steps": {
+        "another end": change("processes", 0, status="CANCELED"),
+        "completed with a failure": change("processes", 0, status="COMPLETED"),
+        "nobody has canceled it": change("processes", 0, events=["SIGNALED", "CANCEL_REQUESTED"]),
+        "a compensation has failed": step(2, outcome="FAILED"),
+        "it has ended too early": both(
+            change("processes", 0, status="COMPLETED"), step(1, outcome="SUCCESS")
+        ),
+    },
+    "deadlines-fire-in-time": {
+        "a step without one": step(1, outcome="CANCELED"),
+        "before it has passed": step(1, outcome="CANCELED", deadline_at=106.2),
+    },
+    "what-was-done-is-undone-once": {
+        "it is not undone": step(2, undoes=2),
+        "what has failed is undone": step(1, outcome="FAILED", number=1),
+        "it is undone twice": undone_twice(),
+        "the first one first": undone_twice(undoes=2),
+    },
+    "nothing-is-undone-too-early": {
+        "the step before it goes on": change("moves", 14, number=99),
+        "a command of a list goes on": both(
+            step(1, command_id="b3"), change("rows", 1, batch="b3"), change("moves", 12, number=99)
+        ),
     },
     "ends-as-its-handler-says": {
         "another end than its handler's": change("rows", 0, status="FAILED", code="RULE"),
@@ -319,6 +397,11 @@ def test_a_seat_may_be_taken_again_after_the_fleet_was_resized() -> None:
     assert "restarts-have-causes" in violated(again, drop("lines", 3), drop("lines", 1))
 
 
+def test_the_successor_of_a_process_that_got_a_sigterm_may_start_before_that_has_ended() -> None:
+    again = change("lines", 2, message=f"{STARTED_AGAIN}: terminated")
+    assert "restarts-have-causes" not in violated(again, drop("lines", 1))
+
+
 def test_handlers_may_deadlock_by_rows_of_the_application() -> None:
     assert violated(deadlock("chaos.twin", "chaos.twin")) == set()
 
@@ -327,7 +410,8 @@ def test_each_sentence_that_a_check_can_say_is_planted() -> None:
     """A check that cannot fail proves nothing."""
     passed: set[tuple[str, int]] = set()
     wanted: dict[tuple[str, int], str] = {}
-    for name in ("command_checks", "fleet_checks", "time_checks"):
+    rooms = ("batch", "call", "command", "fleet", "process", "time")
+    for name in (f"{room}_checks" for room in rooms):
         path = str(SCRIPTS / "fault_injection" / f"{name}.py")
         tree = ast.parse(Path(path).read_text())
         found = [node for node in ast.walk(tree) if isinstance(node, ast.Yield)]

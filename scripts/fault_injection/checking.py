@@ -4,9 +4,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fault_injection.batch_checks import batches_count_their_commands, batches_end_once
-from fault_injection.command_checks import (
+from fault_injection.batch_checks import (
+    batches_count_their_commands,
+    batches_end_as_their_commands,
+    batches_end_once,
+    commands_are_added_with_the_end_of_the_handler,
+)
+from fault_injection.call_checks import (
     all_or_nothing,
+    calls_return_what_their_commands_did,
+    no_invention,
+    no_loss,
+    unhandled_waits,
+)
+from fault_injection.command_checks import (
     attempts_are_bounded,
     claims_do_not_overlap,
     each_execution_has_a_claim,
@@ -14,14 +25,11 @@ from fault_injection.command_checks import (
     effects_are_there_once,
     ended_leases_are_recorded,
     ends_as_its_handler_says,
-    no_invention,
-    no_loss,
     not_before_its_time,
     one_end,
     only_the_claimer_ends_a_claim,
     runs_are_explained,
     tokens_count_up,
-    unhandled_waits,
 )
 from fault_injection.fleet_checks import (
     connections_are_bounded,
@@ -38,6 +46,17 @@ from fault_injection.fleet_checks import (
     the_server_is_content,
 )
 from fault_injection.history import Call, History, Restore
+from fault_injection.process_checks import (
+    deadlines_fire_in_time,
+    nothing_is_undone_too_early,
+    processes_are_those_that_were_started,
+    processes_end_as_their_steps,
+    processes_have_ended,
+    signals_come_once,
+    steps_are_taken_once,
+    steps_end_as_their_commands,
+    what_was_done_is_undone_once,
+)
 from fault_injection.time_checks import (
     delayed_start_in_time,
     leases_of_the_living_are_renewed,
@@ -78,7 +97,7 @@ def excused(history: History, restore: Restore) -> History:
     answered after the copy came through, and what became of executions that went on then."""
     copied, restored = restore.copied_at, restore.restored_at
     calls = [
-        replace(call, outcome="unknown")
+        replace(call, outcome="unknown", answer=None)
         if call.ended >= copied and call.began <= restored
         else call
         for call in history.calls
@@ -116,6 +135,18 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("what is delayed starts in time", delayed_start_in_time),
     ("the counters of batches equal their commands", batches_count_their_commands),
     ("batches end with their last command, once", batches_end_once),
+    ("batches end as their commands, or canceled", batches_end_as_their_commands),
+    ("handlers add with their end", commands_are_added_with_the_end_of_the_handler),
+    ("calls return what became of their commands", calls_return_what_their_commands_did),
+    ("processes are those that were started", processes_are_those_that_were_started),
+    ("processes have ended", processes_have_ended),
+    ("each step is taken once, in order", steps_are_taken_once),
+    ("signals come once", signals_come_once),
+    ("steps end as their commands", steps_end_as_their_commands),
+    ("processes end as their steps", processes_end_as_their_steps),
+    ("deadlines fire when they have passed", deadlines_fire_in_time),
+    ("what was done is undone once, the latest first", what_was_done_is_undone_once),
+    ("nothing is undone before everything has ended", nothing_is_undone_too_early),
     ("in each snapshot: sent = sum over all states", counts_agree),
     ("counters never fall while a supervisor lives", counters_never_fall),
     ("restarts and ends of processes have causes", restarts_have_causes),

@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from cmdbus.database.session_names import incarnation_of
-from fault_injection.grouping import by_call, by_command, entries, named, pid_of
+from fault_injection.grouping import (
+    SETTLED,
+    by_command,
+    completed_by_operators,
+    entries,
+    is_of_process,
+    named,
+    pid_of,
+)
 from fault_injection.handlers import UNHANDLED
 from fault_injection.history import Event, History
 from fault_injection.oddities import KEPT
@@ -13,7 +21,6 @@ from fault_injection.oddities import KEPT
 _SLACK_S = 0.05
 #: Seconds by which the difference of two of the server's times may be rounded.
 _ROUNDING_S = 0.00001
-_SETTLED = ("finished", "troubleshooting")
 _LEASE_ENDED = "LEASE_ENDED"
 _INNOCENT = ("LOST", "TIMEOUT", "CRASHED")
 _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
@@ -29,6 +36,8 @@ _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
         for name in ("SystemExit", "KeyboardInterrupt", "CancelledError")
     },
     "Undone": (("FAILED", "RULE"),),
+    # Its batch is being canceled.
+    "Adds": (("COMPLETED", None), ("FAILED", "RULE")),
     # A session that waits for a frozen session's row waits in vain.
     "Cross": (
         ("COMPLETED", None),
@@ -37,59 +46,12 @@ _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
     ),
     **dict.fromkeys(("Segfault", "Exit", "Gil", "GilShort", "AbortLater"), (("COMPLETED", None),)),
 }
-_EFFECTIVE = ("Tx", "Cross", "Keep")
+_EFFECTIVE = ("Tx", "Adds", "Cross", "Keep")
 #: What a handler may meet that is not its command's fault: it is tried again, uncharged.
 _OUTSIDE = (
     *("ReadOnlySqlTransaction", "FeatureNotSupported", "TooManyConnections", "AdminShutdown"),
     "IdleInTransactionSessionTimeout",
 )
-
-
-def no_loss(history: History) -> Iterator[str]:
-    sent = by_call(history.rows)
-    for call in history.calls:
-        if call.outcome != "ok" or call.way == "cancel":
-            continue
-        there = {row.index for row in sent.get(call.name, ())}
-        if missing := set(range(call.count)) - there:
-            yield f"call {call.name} was accepted, and its commands {sorted(missing)} are nowhere"
-    for row in history.rows:
-        if row.type != UNHANDLED and row.table not in _SETTLED:
-            yield f"{named(row)} has not ended: it is in {row.table}"
-
-
-def unhandled_waits(history: History) -> Iterator[str]:
-    listed = set(history.pending)
-    for row in history.rows:
-        if row.type != UNHANDLED:
-            continue
-        if (row.table, row.token) != ("ready", 0):
-            yield f"{named(row)} has no handler: it is in {row.table}, with token {row.token}"
-        elif row.command_id not in listed:
-            yield f"{named(row)} has no handler, and is not listed as pending"
-
-
-def no_invention(history: History) -> Iterator[str]:
-    calls = {call.name: call for call in history.calls}
-    for row in history.rows:
-        if row.answers is not None:
-            continue
-        call = calls.get(row.call or "")
-        if call is None or row.index not in range(call.count):
-            yield f"{named(row)} was never sent"
-
-
-def all_or_nothing(history: History) -> Iterator[str]:
-    sent = by_call(history.rows)
-    for call in history.calls:
-        rows = sent.get(call.name, [])
-        ids = {row.command_id for row in rows}
-        if call.outcome == "fail" and rows:
-            yield f"call {call.name} was refused, and {len(rows)} of its commands are there"
-        if call.outcome == "unknown" and len(rows) not in (0, call.count):
-            yield f"call {call.name} came through by {len(rows)} of {call.count}"
-        if call.way != "cancel" and rows and call.ids and ids != set(call.ids):
-            yield f"call {call.name} returned {sorted(call.ids)}, and has {sorted(ids)}"
 
 
 def one_end(history: History) -> Iterator[str]:
@@ -101,9 +63,13 @@ def one_end(history: History) -> Iterator[str]:
         if call.way == "cancel" and call.outcome == "ok":
             for id_ in set(call.ids) - canceled:
                 yield f"{id_} was canceled, and is not"
-    asked = {id_ for call in history.calls if call.way == "cancel" for id_ in call.ids}
-    for id_ in canceled - asked:
-        yield f"{id_} is canceled, and no cancel was sent"
+    asked = {
+        id_ for call in history.calls if call.way in ("cancel", "cancel-batch") for id_ in call.ids
+    }
+    for row in history.rows:
+        is_asked = row.command_id in asked or row.batch in asked or is_of_process(row)
+        if row.status == "CANCELED" and not is_asked:
+            yield f"{named(row)} is canceled, and no cancel was sent"
     for id_, moves in by_command(history.moves).items():
         ends = [move for move in moves if move.what == "finished+"]
         if len(ends) > 1:
@@ -128,10 +94,11 @@ def ends_as_its_handler_says(history: History) -> Iterator[str]:
         for move in history.moves
         if move.what == "claim" and move.claimer_before is not None
     )
+    completed = completed_by_operators(history)
     for row in history.rows:
-        if row.answers is not None or row.table not in _SETTLED or row.status == "CANCELED":
+        if row.answers is not None or row.table not in SETTLED or row.status == "CANCELED":
             continue
-        if row.type == UNHANDLED:
+        if row.type == UNHANDLED or row.type.startswith("process:") or row.command_id in completed:
             continue
         if (row.status, row.code) in _ENDS[row.type]:
             continue
@@ -160,11 +127,13 @@ def tokens_count_up(history: History) -> Iterator[str]:
 
 
 def only_the_claimer_ends_a_claim(history: History) -> Iterator[str]:
-    """Or a steward that releases it, or an operator who cancels it. An accepted outcome is its
+    """Or a steward that releases it, or who cancels it. An accepted outcome is its
     claimer's."""
     canceled = {row.command_id for row in history.rows if row.status == "CANCELED"}
+    # Another worker cancels what a process has sent, as a deadline has passed, and its timers.
+    expired = {row.command_id for row in history.rows if is_of_process(row)} & canceled
     for move in history.moves:
-        if move.what not in ("ready-", "release"):
+        if move.what not in ("ready-", "release") or move.command_id in expired:
             continue
         by = incarnation_of(move.session)
         if by is None:
@@ -224,8 +193,10 @@ def each_execution_has_a_claim(history: History) -> Iterator[str]:
 def effects_are_there_once(history: History) -> Iterator[str]:
     own = [effect for effect in history.effects if not effect.run.endswith(KEPT)]
     effects = Counter(effect.command_id for effect in own)
+    without = completed_by_operators(history)
     for row in history.rows:
-        wanted = int(row.type in _EFFECTIVE and row.status == "COMPLETED")
+        is_effective = row.type in _EFFECTIVE and row.command_id not in without
+        wanted = int(is_effective and row.status == "COMPLETED")
         if effects.pop(row.command_id, 0) != wanted:
             found = sum(effect.command_id == row.command_id for effect in own)
             yield f"{named(row)} is {row.status} and has {found} effects"
@@ -257,8 +228,13 @@ def runs_are_explained(history: History) -> Iterator[str]:
     each process: what one did not end is not excused by what another had not begun. Replies
     that were lost on the way do not matter: this is what the database has recorded."""
     returned = {mark.run for mark in history.marks if mark.what == "returned"}
+    by_others = completed_by_operators(history)
     for row in history.rows:
-        if row.answers is None and row.status == "COMPLETED" and row.run not in returned:
+        if row.answers is not None or row.status != "COMPLETED":
+            continue
+        if row.type.startswith("process:") or row.command_id in by_others:
+            continue
+        if row.run not in returned:
             yield f"{named(row)} was completed by {row.run}, which did not return"
     runs = Counter((mark.command_id, mark.pid) for mark in entries(history.marks))
     ends = _ends_of_executions(history)
@@ -303,6 +279,8 @@ def attempts_are_bounded(history: History) -> Iterator[str]:
             yield f"command {event.command_id} was charged for {event.code}"
     for id_, moves in by_command(history.moves).items():
         for one, next_ in pairwise(moves):
+            if (one.what, next_.what, next_.attempts) == ("troubleshooting-", "ready+", 0):
+                continue  # An operator lets it run again.
             if next_.attempts - one.attempts not in (0, 1) or (
                 next_.what in ("claim", "release") and next_.attempts != one.attempts
             ):

@@ -40,7 +40,7 @@ STARTS = re.compile(
     r"(worker \d+|steward|quarantine) starts, pid (\d+), generation (\d+)(?:: (\w+))?$"
 )
 #: Its successor starts before it is ordered to stop.
-_DECIDED = ("recycled", "reloaded", "degraded")
+_DECIDED = ("recycled", "reloaded", "degraded", "terminated")
 #: After SIGTTOU and SIGTTIN a seat is taken again while its last process is leaving.
 _RESIZED = re.compile(r"\d+ worker process(?:es)? from now on$")
 _ENDED = re.compile(

@@ -3,7 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from fault_injection.history import Mark, Move, Row
+from fault_injection.history import History, Mark, Move, Row
+
+#: The tables of commands that have ended, or wait for an operator.
+SETTLED = ("finished", "troubleshooting")
 
 
 def by_call(rows: Iterable[Row]) -> Mapping[str, list[Row]]:
@@ -23,6 +26,15 @@ def by_command(moves: Iterable[Move]) -> Mapping[str, list[Move]]:
 
 def entries(marks: Iterable[Mark]) -> list[Mark]:
     return sorted((mark for mark in marks if mark.what == "enter"), key=lambda mark: mark.at)
+
+
+def is_of_process(row: Row) -> bool:
+    """Sent for a process: by its steps, or to itself."""
+    return row.process is not None or row.type.startswith("process:")
+
+
+def completed_by_operators(history: History) -> set[str]:
+    return {event.command_id for event in history.events if event.kind == "OPERATOR_COMPLETE"}
 
 
 def pid_of(worker: str) -> int:

@@ -20,11 +20,14 @@ from cmdbus import (
     Command,
     Context,
     HandlerRegistry,
+    InvalidOperationError,
     PermanentCommandError,
     RetryPolicy,
+    SendRequest,
     TransientCommandError,
 )
 from fault_injection.failpoints import DIRECTORY, NAME
+from fault_injection.flows import Flow
 from fault_injection.oddities import ODDITIES
 from fault_injection.plan import ALL_DOMAINS
 
@@ -58,6 +61,7 @@ def registry() -> HandlerRegistry:
             timeout = _TIMEOUTS.get(type_)
             made.register(domain, type_, _marked(body), retry=RETRY, timeout=timeout)
     made.register(REPLIES, "Reply", lambda command, context: None)
+    made.register_process(Flow(RETRY))
     return made
 
 
@@ -107,6 +111,20 @@ def tx(command: Command, context: Context, run: str) -> None:
     )
     context.connection.execute("SELECT * FROM chaos.wide")
     time.sleep(command.data.get("seconds", 0.0))
+
+
+def adds(command: Command, context: Context, run: str) -> None:
+    """Adds commands to its batch, unless that is being canceled."""
+    tx(command, context, run)
+    assert context.batch is not None
+    requests = [
+        SendRequest(command.domain, type_, {"added_by": str(command.command_id), "index": index})
+        for index, type_ in enumerate(command.data["adds"])
+    ]
+    try:
+        context.batch.add(requests)
+    except InvalidOperationError as error:
+        raise BusinessRuleError("RULE", str(error)) from error
 
 
 def cross(command: Command, context: Context, run: str) -> None:
@@ -192,6 +210,7 @@ def big(command: Command, context: Context, run: str) -> None:
 BODIES: dict[str, Body] = {
     "Noop": noop,
     "Tx": tx,
+    "Adds": adds,
     "Cross": cross,
     "Io": io,
     "Long": io,

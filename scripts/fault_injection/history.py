@@ -22,6 +22,8 @@ class Call:
     #: ok, fail or unknown.
     outcome: str
     ids: Sequence[str] = ()
+    #: Of a call that waited: the status, and the run or the code.
+    answer: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,13 @@ class Row:
     reply_to: str | None = None
     #: Of a reply: what it answers.
     answers: str | None = None
+    #: The batch that it is part of.
+    batch: str | None = None
+    #: The call that started the process which has sent it.
+    process: str | None = None
+    #: The command that added it to its batch, and how many this one adds.
+    added_by: str | None = None
+    adds: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,17 +159,50 @@ class Stray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    #: The call that created it.
+    batch_id: str
+    #: The call that created it, or the step of a process.
     name: str
     status: str
     total: int
     completed: int
     failed: int
     canceled: int
-    #: Its commands, by status.
+    #: Its commands and processes, by status; processes that are undone have failed.
     rows: Mapping[str, int]
-    #: The number of commands that it has sent at its end.
-    sent: int
+    #: The numbers of commands that it has sent as complete, and as canceled.
+    on_complete: int
+    on_cancel: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A command or a batch that a process has sent."""
+
+    number: int
+    #: The number of the step that this one undoes.
+    undoes: int | None = None
+    step: str
+    command_id: str
+    type: str
+    outcome: str | None = None
+    deadline_at: Time | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    process_id: str
+    #: The call that started it.
+    call: str
+    status: str
+    #: For each planned step whether it is a list, and whether something undoes it.
+    listed: Sequence[bool]
+    undone: Sequence[bool]
+    #: The steps and outcomes of the replies that its manager saw, and the signals.
+    seen: Sequence[tuple[str, str]]
+    signals: Sequence[str] = ()
+    steps: Sequence[Step] = ()
+    #: The kinds of its events.
+    events: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +268,7 @@ class History:
     events: Sequence[Event] = ()
     effects: Sequence[Effect] = ()
     batches: Sequence[Batch] = ()
+    processes: Sequence[Process] = ()
     marks: Sequence[Mark] = ()
     lines: Sequence[Line] = ()
     samples: Sequence[Sample] = ()

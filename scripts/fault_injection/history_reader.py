@@ -10,7 +10,19 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from fault_injection.history import Batch, Call, Effect, Event, Line, Mark, Move, Row, Time
+from fault_injection.history import (
+    Batch,
+    Call,
+    Effect,
+    Event,
+    Line,
+    Mark,
+    Move,
+    Process,
+    Row,
+    Step,
+    Time,
+)
 from fault_injection.journal import lines_of
 
 T = TypeVar("T")
@@ -26,6 +38,8 @@ def read_calls(paths: Iterable[Path]) -> list[Call]:
             elif line["what"] != "again":
                 call["outcome"] = line["what"]
             call["ids"] = line.get("ids", call["ids"])
+            if "answer" in line:
+                call["answer"] = line["answer"]
             call["ended"] = line["at"]
     return [Call(name=name, **call) for name, call in calls.items()]
 
@@ -70,8 +84,10 @@ def read_server(log: Path, since: Time) -> list[tuple[Time, str, str]]:
 _ROW = """
 SELECT command_id, '{table}', {status}, type, domain,
     CASE WHEN pg_column_size(data) < 100000 THEN data ELSE json_build_object(
-        'call', data -> 'call', 'index', data -> 'index', 'delay', data -> 'delay') END,
-    error_code, attempts, max_attempts, losses, token, claimer, {result}, created_at, reply_to
+        'call', data -> 'call', 'index', data -> 'index', 'delay', data -> 'delay',
+        'adds', data -> 'adds') END,
+    error_code, attempts, max_attempts, losses, token, claimer, {result}, created_at, reply_to,
+    batch_id
 FROM cmdbus.{table}"""
 _TABLES = {
     "ready": "'PENDING'",
@@ -92,19 +108,49 @@ FROM chaos.move ORDER BY number"""
 _EVENTS = "SELECT command_id, at, kind, code, token, claimer FROM cmdbus.event ORDER BY id"
 _EFFECTS = "SELECT command_id, run, session, xid FROM chaos.effect"
 _BATCHES = """
-SELECT b.name, b.status, b.total, b.completed, b.failed, b.canceled,
-    coalesce(c.rows, '{}'::json), coalesce(s.count, 0)
+SELECT b.batch_id, coalesce(b.name, ''), b.status, b.total, b.completed, b.failed, b.canceled,
+    coalesce(c.rows, '{}'::json), coalesce(s.on_complete, 0), coalesce(s.on_cancel, 0)
 FROM cmdbus.batch b
 LEFT JOIN (
     SELECT batch_id, json_object_agg(status, count) AS rows
-    FROM (SELECT batch_id, status, count(*) FROM cmdbus.command
-          WHERE batch_id IS NOT NULL GROUP BY batch_id, status) counts
+    FROM (
+        SELECT batch_id, status, count(*)
+        FROM (
+            SELECT batch_id, status FROM cmdbus.command
+            UNION ALL
+            SELECT batch_id, CASE status WHEN 'COMPENSATED' THEN 'FAILED' ELSE status END
+            FROM cmdbus.process
+        ) one
+        WHERE batch_id IS NOT NULL GROUP BY batch_id, status
+    ) counts
     GROUP BY batch_id
 ) c ON c.batch_id = b.batch_id
 LEFT JOIN (
-    SELECT correlation_id, count(*) FROM cmdbus.command
-    WHERE batch_id IS NULL AND type <> 'Reply' GROUP BY correlation_id
+    SELECT correlation_id, count(*) FILTER (WHERE NOT cancels) AS on_complete,
+        count(*) FILTER (WHERE cancels) AS on_cancel
+    FROM (
+        SELECT c.correlation_id, CASE WHEN c.type = 'process:batch' THEN b.status = 'CANCELED'
+            ELSE coalesce(c.data ->> 'call', '') LIKE '%-canceled' END AS cancels
+        FROM cmdbus.command c JOIN cmdbus.batch b ON b.batch_id = c.correlation_id
+        WHERE c.batch_id IS NULL AND c.type NOT IN ('Reply', 'process:counted')
+    ) sent
+    GROUP BY correlation_id
 ) s ON s.correlation_id = b.batch_id"""
+_PROCESSES = """
+SELECT p.process_id, p.status, p.state, coalesce(s.steps, '[]'::json),
+    coalesce(e.events, '[]'::json)
+FROM cmdbus.process p
+LEFT JOIN (
+    SELECT process_id, json_agg(json_build_object(
+        'number', number, 'undoes', undoes, 'step', step, 'command_id', command_id, 'type', type,
+        'outcome', outcome, 'deadline_at', extract(epoch FROM deadline_at)
+    ) ORDER BY number) AS steps
+    FROM cmdbus.process_step GROUP BY process_id
+) s ON s.process_id = p.process_id
+LEFT JOIN (
+    SELECT process_id, json_agg(kind ORDER BY id) AS events
+    FROM cmdbus.process_event GROUP BY process_id
+) e ON e.process_id = p.process_id"""
 _WORKERS = "SELECT id, worker FROM cmdbus.incarnation"
 
 
@@ -122,6 +168,7 @@ def read_tables(connection: psycopg.Connection) -> dict[str, Any]:
         "events": records(Event, _EVENTS),
         "effects": records(Effect, _EFFECTS),
         "batches": records(Batch, _BATCHES),
+        "processes": [_process(*row) for row in connection.execute(_PROCESSES).fetchall()],
         "workers": dict(all_of(_WORKERS)),
     }
 
@@ -132,7 +179,7 @@ def _names(record: Any) -> list[str]:
 
 def _row(*values: Any) -> Row:
     command_id, table, status, type_, domain, data, code, attempts, most, losses, *rest = values
-    token, claimer, result, created_at, reply_to = rest
+    token, claimer, result, created_at, reply_to, batch = rest
     asked = data if isinstance(data, dict) else {}
     return Row(
         command_id=command_id,
@@ -153,6 +200,26 @@ def _row(*values: Any) -> Row:
         delay=asked.get("delay", 0.0),
         reply_to=reply_to,
         answers=asked.get("command_id"),
+        batch=batch,
+        process=asked.get("process"),
+        added_by=asked.get("added_by"),
+        adds=len(asked.get("adds") or ()),
+    )
+
+
+def _process(
+    process_id: Any, status: str, state: Any, steps: list[dict[str, Any]], events: list[str]
+) -> Process:
+    return Process(
+        process_id=str(process_id),
+        call=state["call"],
+        status=status,
+        listed=[planned["listed"] for planned in state["plan"]],
+        undone=[planned["undo"] is not None for planned in state["plan"]],
+        seen=[(step, outcome) for step, outcome in state["seen"]],
+        signals=state["signals"],
+        steps=[Step(**step) for step in steps],
+        events=events,
     )
 
 

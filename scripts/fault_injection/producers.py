@@ -13,9 +13,11 @@ from lab.instances import SCRIPTS
 
 from fault_injection.plan import Plan, Producing
 
-#: Ends with the thread that started it, however that ends: 1 is PR_SET_PDEATHSIG.
+#: Ends with the thread that started it, however that ends: 1 is PR_SET_PDEATHSIG. One that is to
+#: end before it has begun to send just exits.
 _PRODUCE = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0);"
+    " signal.signal(signal.SIGTERM, lambda *_: os._exit(0));"
     " from fault_injection.producing import main; main()"
 )
 _ENDS_S = 10.0

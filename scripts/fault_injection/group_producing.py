@@ -1,0 +1,104 @@
+"""The ways of a producer to send what belongs together: batches and processes."""
+
+import random
+from uuid import UUID
+
+from cmdbus import (
+    BatchNotFoundError,
+    CommandBus,
+    InvalidOperationError,
+    ProcessRequest,
+    SendRequest,
+)
+from fault_injection.drawing import Drawing, Limits
+from fault_injection.flow_drawing import draw, draw_id
+from fault_injection.flows import FLOW, FLOWS
+from fault_injection.handlers import DOMAIN
+from fault_injection.journal import Journal
+from fault_injection.steering import UNSURE, Operator
+
+#: Shares of a batch's commands that add others to it, and of batches with processes.
+_ADDING, _WITH_PROCESSES = 0.1, 0.25
+#: Of what a producer has created, those that it may cancel or steer.
+KNOWN = 50
+
+
+class GroupProducer:
+    def __init__(self, name: str, dice: random.Random, limits: Limits, journal: Journal) -> None:
+        self._dice, self._journal = dice, journal
+        self._drawing, self._domains = Drawing(dice, limits), limits.domains
+        self._operator = Operator(name, dice, journal)
+        self._batches: list[UUID] = []
+        #: With the ids of processes, whether they are part of a batch.
+        self._processes: list[tuple[UUID, bool]] = []
+
+    def batch(self, bus: CommandBus, call: str) -> None:
+        """What it sends when it is over, and its processes, are calls of their own."""
+        requests = [self._in_batch(call, index) for index in range(self._dice.randint(1, 30))]
+        over, canceled = f"{call}-over", f"{call}-canceled"
+        for name in (over, canceled):
+            self._journal.write("invoke", name, way="batch", count=1)
+        has_processes = self._dice.random() < _WITH_PROCESSES
+        count = self._dice.randint(1, 3) if has_processes else 0
+        processes = [self._process_request(f"{call}-process{index}") for index in range(count)]
+        self._journal.write("invoke", call, way="batch", count=len(requests))
+        try:
+            batch_id = bus.create_batch(
+                DOMAIN,
+                requests,
+                name=call,
+                processes=processes,
+                on_complete=self._drawing.of_type("Noop", over, 0),
+                on_cancel=self._drawing.of_type("Noop", canceled, 0),
+            )
+        except UNSURE as error:
+            self._journal.write("unknown", call, why=type(error).__name__)
+            return
+        self._journal.write("ok", call)
+        self._batches = [*self._batches[-KNOWN:], batch_id]
+        for process in processes:
+            self._started(process, in_batch=True)
+
+    def _in_batch(self, call: str, index: int) -> SendRequest:
+        if self._dice.random() >= _ADDING:
+            return self._drawing.request(call, index)
+        return self._drawing.of_type("Adds", call, index)
+
+    def cancel_batch(self, bus: CommandBus, call: str) -> None:
+        if not self._batches:
+            return
+        id_ = self._batches.pop(self._dice.randrange(len(self._batches)))
+        self._journal.write("invoke", call, way="cancel-batch", count=0, ids=[id_])
+        try:
+            bus.cancel_batch(id_, reason=call)
+        except (InvalidOperationError, BatchNotFoundError):
+            self._journal.write("fail", call)
+        except UNSURE as error:
+            self._journal.write("unknown", call, why=type(error).__name__)
+        else:
+            self._journal.write("ok", call)
+
+    def process(self, bus: CommandBus, call: str) -> None:
+        request = self._process_request(call)
+        try:
+            bus.start_process(FLOWS, FLOW, request.state, process_id=request.process_id)
+        except UNSURE as error:
+            self._journal.write("unknown", call, why=type(error).__name__)
+        else:
+            self._started(request, in_batch=False)
+
+    def _process_request(self, call: str) -> ProcessRequest:
+        id_ = draw_id(self._dice)
+        self._journal.write("invoke", call, way="process", count=0, ids=[id_])
+        return ProcessRequest(FLOWS, FLOW, draw(self._dice, call, self._domains), id_)
+
+    def _started(self, request: ProcessRequest, *, in_batch: bool) -> None:
+        id_ = UUID(str(request.process_id))
+        self._journal.write("ok", request.state.call, ids=[id_])
+        self._processes = [*self._processes[-KNOWN:], (id_, in_batch)]
+
+    def steer(self, bus: CommandBus, call: str) -> None:
+        """A batch has counted its failed processes for good: these are not to run again."""
+        if self._processes:
+            id_, in_batch = self._dice.choice(self._processes)
+            self._operator.steer(bus, call, id_, again=not in_batch)
