@@ -50,7 +50,9 @@ def test_a_started_process_waits_for_a_worker_as_a_part_of_its_senders_transacti
 def test_a_state_can_be_a_dict(dsn: str, bus: CommandBus) -> None:
     with running(dsn, registry_of()):
         process_id = bus.start_process("trips", "Booking", {"city": "Rome"})
+        default = bus.start_process("trips", "Booking")
         assert await_end(bus, process_id).state["city"] == "Rome"
+        assert await_end(bus, default).state["city"] == "Oslo"
 
 
 def test_the_audit_trail_has_a_pair_for_each_step_in_order(dsn: str, bus: CommandBus) -> None:

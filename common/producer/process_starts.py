@@ -44,11 +44,14 @@ class ProcessStart:
         brought = request.process_id
         process_id = new_id() if brought is None else check_id("process_id", brought)
         domain = check_name("domain", request.domain)
+        state = {} if request.state is None else state_data(request.state)
+        if not isinstance(state, dict):
+            raise ValueError(f"state must be a dataclass or a dict, not {type(state).__name__}")
         values = {
             "process_id": process_id,
             "domain": domain,
             "type": check_name("type", request.type),
-            "state": encode(state_data(request.state), what="state", max_bytes=max_bytes),
+            "state": encode(state, what="state", max_bytes=max_bytes),
             "version": check_whole("version", request.version, 1),
             "start_id": new_id(),
             "call": new_call(),

@@ -45,11 +45,11 @@ class Processes:
         """Starts a process of `type` in `domain` and returns its id; a worker that has its
         manager runs the first step.
 
-        `state` is the dataclass that the manager works with, or the same as a dict; `version` is
-        that of the manager which the state is written for. `process_id` is an id of the
-        caller's, taken once while the process is kept. With `batch_id` the process becomes a
-        part of this batch, where it counts as completed if it ends COMPLETED, as canceled if
-        CANCELED, and else as failed.
+        `state` is the dataclass that the manager works with, or the same as a dict, by default an
+        empty one; `version` is that of the manager which the state is written for. `process_id`
+        is an id of the caller's, taken once while the process is kept. With `batch_id` the
+        process becomes a part of this batch, where it counts as completed if it ends COMPLETED,
+        as canceled if CANCELED, and else as failed.
 
         Raises InvalidOperationError for an id that was taken before, or a batch that is over;
         BatchNotFoundError for an unknown batch; QueueFullError and ShutdownError as `send` does.
