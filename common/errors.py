@@ -163,6 +163,14 @@ class InvalidOperationError(CmdbusError):
     """The present state of the command, batch or process does not allow it."""
 
 
+class NotHereError(CmdbusError):
+    """This worker cannot run the command, and another one can: it runs again, uncharged."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class HandlerAlreadyRegisteredError(CmdbusError):
     """The registry has a handler for this domain and type; it keeps that one."""
 

@@ -228,7 +228,7 @@ def test_a_list_waits_for_an_operator_and_goes_on_after_a_retry(dsn: str, bus: C
     ("requests", "message"),
     [
         ([], "build_command: it returned no SendRequest"),
-        ([SendRequest("bookings", "Hotel"), "Hotel"], "must return a SendRequest, not 'Hotel'"),
+        ([SendRequest("bookings", "Hotel"), "Hotel"], "must return a SendRequest, not str"),
     ],
 )
 def test_a_list_of_something_else_is_refused(

@@ -1,6 +1,7 @@
 """Replies to processes, and errors of their managers: what is dropped, retried, refused."""
 
 import logging
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -170,7 +171,7 @@ def returning(method: str, value: object) -> Booking:
     [
         ("first_step", "TRAIN", "first_step of Odd gave 'TRAIN', which is no step of Odd: FLIGHT"),
         ("first_step", None, "first_step of Odd gave None, which is no step of Odd"),
-        ("build_command", "Flight", "build_command: it must return a SendRequest, not 'Flight'"),
+        ("build_command", "Flight", "build_command: it must return a SendRequest, not str"),
         (
             "build_command",
             SendRequest("bookings", "Flight", reply_to="orders"),
@@ -225,6 +226,38 @@ def test_a_signal_that_no_manager_takes_needs_an_operator(dsn: str, bus: Command
     assert "on_signal: Deaf takes no signals, and got 'hello'" in str(trouble.error_message)
 
 
+def test_a_method_that_returns_no_state_leaves_the_stored_one(dsn: str, bus: CommandBus) -> None:
+    class Forgetful(Booking):
+        def update_state(self, state: Trip, step: Any, reply: Any) -> Trip:
+            state.seen.append(step)
+            return None  # type: ignore[return-value]  # the state was changed in place
+
+        def build_command(self, step: Any, state: Trip) -> SendRequest:
+            return SendRequest("bookings", step.capitalize())
+
+    with traveling(dsn, bus, Forgetful()) as process_id:
+        record = await_status(bus, process_id, "WAITING_FOR_TSQ")
+    [trouble] = bus.troubleshooting.list("trips")
+    assert "update_state: it must return a Trip, not None" in str(trouble.error_message)
+    assert record.state == {"city": "Oslo", "seen": []}
+
+
+def test_a_process_goes_on_with_a_state_and_signals_of_any_allowed_size(
+    dsn: str, bus: CommandBus
+) -> None:
+    gate = Gate()
+    with (
+        CommandBus(dsn, max_bytes=4 * 2**20) as large,
+        running(dsn, registry_of(Flight=gate)),
+    ):
+        process_id = large.start_process("trips", "Booking", Trip("Oslo", ["x" * 1_200_000]))
+        gate.wait_for(1)
+        large.signal_process(process_id, "y" * 2_500_000)
+        eventually(lambda: "SIGNALED" in [e.kind for e in bus.process_audit(process_id)])
+        gate.open.set()
+        assert await_end(bus, process_id).status == "COMPLETED"
+
+
 # Versions of states.
 
 
@@ -251,13 +284,32 @@ def test_a_state_of_an_older_version_is_upgraded(
     assert versions == [(2,)]
 
 
-def test_a_state_of_a_newer_version_waits_for_newer_workers(dsn: str, bus: CommandBus) -> None:
+def test_a_state_of_a_newer_version_waits_for_newer_workers(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """However often older ones try; they drop what is not awaited."""
     process_id = booked(bus, version=3)
     with running(dsn, registry_of()):
-        eventually(lambda: bus.query("trips", "PENDING") and bus.query("trips")[0].error_code)
-    [start] = bus.query("trips")
-    assert start.error_code == "STATE_TOO_NEW"
-    assert str(process_id) in str(start.error_message)
+        [start] = bus.query("trips")
+
+        def tried(times: int) -> bool:
+            return len(bus.audit("trips", start.command_id)) > times
+
+        for times in range(1, 5):
+            eventually(partial(tried, times))
+            connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
+            connection.execute("SELECT cmdbus.wake('trips')")
+        assert bus.wait("trips", reply(bus, process_id), 10).status == "COMPLETED"
+    [late] = bus.query("trips", type="process:start")
+    assert (late.status, late.attempts, late.error_code) == ("PENDING", 0, "STATE_TOO_NEW")
+    assert str(process_id) in str(late.error_message)
+
+    class Latest(Booking):
+        version = 3
+
+    connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
+    with running(dsn, registry_of(Latest())):
+        assert await_end(bus, process_id).status == "COMPLETED"
 
 
 def test_a_state_that_does_not_fit_its_class_needs_an_operator(dsn: str, bus: CommandBus) -> None:
@@ -265,5 +317,5 @@ def test_a_state_that_does_not_fit_its_class_needs_an_operator(dsn: str, bus: Co
         process_id = bus.start_process("trips", "Booking", {"town": "Oslo"})
         await_status(bus, process_id, "WAITING_FOR_TSQ")
     [trouble] = bus.troubleshooting.list("trips")
-    assert "does not fit Trip" in str(trouble.error_message)
+    assert "the stored state does not fit Trip" in str(trouble.error_message)
     assert "raise version, and write upgrade" in str(trouble.error_message)

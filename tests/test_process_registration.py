@@ -1,6 +1,7 @@
 """Managers are registered once, and checked when they are."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -46,9 +47,19 @@ def without(name: str, value: object = None) -> Callable[[], object]:
     return lambda: type("Odd", (ProcessManager,), parts)()
 
 
+@dataclass
+class Computed:
+    city: str
+    country: str = field(init=False)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (
+            without("state_type", Computed),
+            "Odd cannot read its states again: field country of Computed has init=False",
+        ),
         (without("domain"), "Odd has no domain: give its class domain = '...'"),
         (without("type"), "Odd has no type: give its class type = '...'"),
         (without("Step"), r"Odd has no steps: give it a class Step\(StrEnum\)"),

@@ -1,15 +1,22 @@
 """Moves a process on: asks its manager what becomes of it, and what it sends."""
 
+import logging
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from cmdbus.checks import check_seconds, shown
-from cmdbus.data import MAX_BYTES, Undecodable, decode, encode
-from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
+from cmdbus.checks import check_seconds
+from cmdbus.data import CEILING_BYTES, MAX_BYTES, encode
+from cmdbus.errors import (
+    CommandError,
+    NotHereError,
+    PermanentCommandError,
+    TransientCommandError,
+)
 from cmdbus.processes.batch_steps import BATCH, create_batch
-from cmdbus.processes.managers import load_state, step_of
+from cmdbus.processes.managers import checked_result, load_state, step_of
 from cmdbus.processes.transition import Ended, Move, ProcessRow, Sent, Transition, duplicate
 from cmdbus.producer.ids import new_id
 from cmdbus.producer.process_records import ProcessStatus, state_data
@@ -18,6 +25,8 @@ from cmdbus.reply import Reply
 
 if TYPE_CHECKING:
     from cmdbus.processes.process_manager import ProcessManager
+
+logger = logging.getLogger(__name__)
 
 _LIMITS = Limits.of(None, MAX_BYTES)
 _MAX_ERROR, _MAX_TRACEBACK = 2_000, 10_000
@@ -34,26 +43,39 @@ class Process:
         self._store, self._connection = transition.store, transition.connection
         self._manager = manager
         self._ending, self._error = row.ending, row.error
+
+    @cached_property
+    def _state(self) -> Any:
+        """Read only for what moves the process on: the rest is dropped, whatever the state is."""
+        row, manager = self.row, self._manager
+        if row.version > manager.version:
+            message = (
+                f"{self._where('its state')} is of version {row.version}, and its manager here of "
+                f"version {manager.version}: a newer worker must run it"
+            )
+            logger.warning("%s", message)
+            raise NotHereError("STATE_TOO_NEW", message)
         with self._asking("its state"):
-            data = decode(row.state)
-            if isinstance(data, Undecodable):
-                raise PermanentCommandError("STATE_NOT_READABLE", data.reason)
-            self._state = load_state(manager, data, row.version)
+            return load_state(manager, row.state, row.version)
 
     def begin(self) -> None:
+        state = self._state
         with self._asking("first_step"):
-            step = step_of(self._manager, self._manager.first_step(self._state), "first_step")
+            step = step_of(self._manager, self._manager.first_step(state), "first_step")
         self._send_step(step, None)
 
     def receive(self, reply: Reply) -> None:
         """Takes the reply to the awaited command."""
+        state = self._state
         if self.row.undoing is not None:
             self._receive_compensation(reply)
             return
         manager = self._manager
         with self._asking("update_state"):
             step = step_of(manager, self.row.step, "an older build")
-            self._state = manager.update_state(self._state, step, reply)
+            state = manager.update_state(state, step, reply)
+        with self._checking("update_state"):
+            self._state = checked_result(state, manager.state_type)
         if self._ending is not None or not reply.is_success:
             self._fail(reply)
             return
@@ -68,6 +90,7 @@ class Process:
 
     def compensate(self) -> None:
         """Sends the next compensation, or ends the process."""
+        state = self._state
         values = {"process_id": self.row.process_id}
         steps = self._store.rows(self._connection, "read_undoable", **values)
         skipped = []
@@ -76,7 +99,7 @@ class Process:
             if undone is None and found is None:
                 with self._asking("compensation"):
                     known = step_of(self._manager, step, "an older build")
-                    request = self._manager.compensation(known, self._state)
+                    request = self._manager.compensation(known, state)
                 if request is None:
                     skipped.append(number)
                 else:
@@ -93,15 +116,18 @@ class Process:
         self._move(ending, self.row.step)
 
     def signal(self, name: str, data: object) -> None:
+        state = self._state
         with self._asking("on_signal"):
-            self._state = self._manager.on_signal(self._state, name, data)
+            state = self._manager.on_signal(state, name, data)
+        with self._checking("on_signal"):
+            self._state = checked_result(state, self._manager.state_type)
         self._store.rows(
             self._connection,
             "write_signal",
             process_id=self.row.process_id,
             state=self._stored_state(),
             version=self._manager.version,
-            details=encode({"name": name, "data": data}, max_bytes=2 * MAX_BYTES),
+            details=encode({"name": name, "data": data}, max_bytes=CEILING_BYTES),
         )
 
     def _receive_compensation(self, reply: Reply) -> None:
@@ -200,13 +226,13 @@ class Process:
         return Sent(batch_id, BATCH)
 
     def _stored_state(self) -> str:
+        """As large as a state that any bus can have started a process with."""
         with self._checking("its state"):
-            return encode(state_data(self._state), what="state")
+            return encode(state_data(self._state), what="state", max_bytes=CEILING_BYTES)
 
     def _checked(self, request: object, method: str) -> Outgoing:
         with self._checking(method):
-            if not isinstance(request, SendRequest):
-                raise ValueError(f"it must return a SendRequest, not {shown(request)}")
+            request = checked_result(request, SendRequest)
             if request.reply_to is not None or request.correlation_id is not None:
                 raise ValueError(
                     "its SendRequest has a reply_to or a correlation_id: these are the process's"

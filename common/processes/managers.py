@@ -1,15 +1,18 @@
 """What cmdbus asks of every manager. Functions, so that a manager may have methods of any name."""
 
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cmdbus.checks import check_name, check_whole, shown
-from cmdbus.errors import PermanentCommandError, TransientCommandError
+from cmdbus.data import Undecodable, decode
+from cmdbus.errors import PermanentCommandError
 
 if TYPE_CHECKING:
     from cmdbus.processes.process_manager import ProcessManager
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 
 def check_manager(manager: "ProcessManager[Any]") -> None:
@@ -23,16 +26,20 @@ def check_manager(manager: "ProcessManager[Any]") -> None:
     steps = getattr(manager, "Step", None)
     if not (isinstance(steps, type) and issubclass(steps, StrEnum)):
         raise ValueError(f"{name} has no steps: give it a class Step(StrEnum)")
+    state = manager.state_type
+    for field in fields(state) if is_dataclass(state) else ():
+        if not field.init:
+            raise ValueError(
+                f"{name} cannot read its states again: field {field.name} of {state.__name__} "
+                f"has init=False"
+            )
 
 
-def load_state(manager: "ProcessManager[S]", data: Any, version: int) -> S:
+def load_state(manager: "ProcessManager[S]", text: str, version: int) -> S:
     """The state from its stored form."""
-    if version > manager.version:
-        raise TransientCommandError(
-            "STATE_TOO_NEW",
-            f"the state is of version {version}, and {type(manager).__name__} here of version "
-            f"{manager.version}: newer workers must run it",
-        )
+    data: Any = decode(text)
+    if isinstance(data, Undecodable):
+        raise PermanentCommandError("STATE_NOT_READABLE", data.reason)
     if version < manager.version:
         data = manager.upgrade(data, version)
     try:
@@ -41,9 +48,17 @@ def load_state(manager: "ProcessManager[S]", data: Any, version: int) -> S:
     except TypeError as error:
         raise PermanentCommandError(
             "STATE_NOT_READABLE",
-            f"the state {shown(data)} does not fit {manager.state_type.__name__} ({error}): raise "
+            f"the stored state does not fit {manager.state_type.__name__} ({error}): raise "
             f"version, and write upgrade",
         ) from None
+
+
+def checked_result(value: object, kind: type[T]) -> T:
+    """What a method has returned. The error does not show it: it may be confidential."""
+    if not isinstance(value, kind):
+        found = "None" if value is None else type(value).__name__
+        raise ValueError(f"it must return a {kind.__name__}, not {found}")
+    return value
 
 
 def step_of(manager: "ProcessManager[Any]", step: Any, method: str) -> StrEnum:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import copy_context
-from datetime import UTC
+from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Protocol
 
@@ -23,7 +23,12 @@ from cmdbus.clock import time
 from cmdbus.command import received
 from cmdbus.context import Context
 from cmdbus.data import Undecodable, decode
-from cmdbus.errors import CommandError, InvalidOperationError, TransientCommandError
+from cmdbus.errors import (
+    CommandError,
+    InvalidOperationError,
+    NotHereError,
+    TransientCommandError,
+)
 from cmdbus.failpoints import AFTER_COMMIT, AFTER_RETURN, BEFORE_EFFECT, failpoint
 from cmdbus.printable import joined
 from cmdbus.registry import Handler
@@ -61,6 +66,9 @@ _SESSION_ENDED = "57P01"
 _SESSION_ERRORS = (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout)
 #: Seconds until a command that an outage has interrupted runs again.
 _AFTER_OUTAGE = 1.0
+#: Seconds until a command that another worker must run is tried again: a share of its age, within
+#: bounds.
+_MIN_ELSEWHERE, _ELSEWHERE_SHARE, _MAX_ELSEWHERE = 5.0, 0.2, 600.0
 _PLAN_CHANGED = "PLAN_CHANGED"
 #: Executions of a command that may end with it. After a migration each session fails once, and a
 #: retry may meet another one.
@@ -211,6 +219,8 @@ class Execution:
     def _failed(self, error: BaseException) -> Outcome:
         if isinstance(error, SettlementBlockedError):  # Also if its session has ended since.
             return interrupted(error.code, str(error), _AFTER_OUTAGE, lost=False)
+        if isinstance(error, NotHereError):
+            return interrupted(error.code, str(error), self._elsewhere_in(), lost=False)
         if self._session_is_gone() and (ended := _session_error(error)):
             return interrupted(
                 "POOL_EXHAUSTED" if isinstance(ended, PoolExhausted) else "DATABASE_AWAY",
@@ -224,6 +234,12 @@ class Execution:
             return interrupted(_PLAN_CHANGED, str(error), _AFTER_OUTAGE, lost=False)
         trace = "".join(traceback.format_exception(error))
         return self._fate(error, trace)
+
+    def _elsewhere_in(self) -> float:
+        """Seconds until another worker may run it; longer and longer, as each try leaves an
+        event."""
+        age = datetime.now(UTC) - self.claim.created_at
+        return min(max(_MIN_ELSEWHERE, age.total_seconds() * _ELSEWHERE_SHARE), _MAX_ELSEWHERE)
 
     def _is_lost(self, error: psycopg.Error) -> bool | None:
         """Whether this very command may have ended its session; see Outcome."""
