@@ -77,8 +77,10 @@ def test_a_reply_without_a_correlation_id_is_dropped_with_a_warning(
 ) -> None:
     with running(dsn, registry_of()):
         await_dropped(bus, caplog, reply(bus, None), "it has no correlation id")
-        odd = bus.send("trips", "Reply", ["not", "a", "reply"], correlation_id=uuid4())
-        await_dropped(bus, caplog, odd, "it has not the data of a reply")
+        unclear = {"command_id": str(uuid4()), "type": "Flight", "outcome": "?", "result": None}
+        for data in (["not", "a", "reply"], unclear):
+            odd = bus.send("trips", "Reply", data, correlation_id=uuid4())
+            await_dropped(bus, caplog, odd, "it has not the data of a reply")
 
 
 def test_a_reply_that_is_not_awaited_is_dropped_and_moves_nothing(

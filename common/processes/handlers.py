@@ -3,7 +3,7 @@ locks its row first."""
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -17,7 +17,7 @@ from cmdbus.processes.transition import ProcessRow, Transition
 from cmdbus.producer.process_records import ProcessStatus
 from cmdbus.producer.store import Store
 from cmdbus.registry import Handler
-from cmdbus.reply import Reply
+from cmdbus.reply import Reply, reply_fields
 
 if TYPE_CHECKING:
     from cmdbus.processes.process_manager import ProcessManager
@@ -138,10 +138,11 @@ class ProcessHandlers:
         if command.correlation_id == command.command_id:
             _drop(command, "it has no correlation id")
             return
-        reply = _reply_of(command.data)
-        if reply is None:
+        fields = reply_fields(command.data)
+        if fields is None:
             _drop(command, "it has not the data of a reply")
             return
+        reply = Reply(**fields)
         process = self._process(command, transition)
         if process is not None:
             if process.row.awaited_id == reply.command_id:
@@ -177,17 +178,6 @@ def _drop(command: Command, why: str, level: int = logging.WARNING) -> None:
         command.type,
         why,
     )
-
-
-def _reply_of(data: Any) -> Reply | None:
-    with suppress(KeyError, TypeError, ValueError, AttributeError):
-        return Reply(
-            command_id=UUID(data["command_id"]),
-            type=data["type"],
-            outcome=data["outcome"],
-            result=data["result"],
-        )
-    return None
 
 
 def _lost_reply(transition: Transition, row: ProcessRow) -> Reply | None:

@@ -27,6 +27,7 @@ from cmdbus.errors import DatabaseUnavailableError, InvalidOperationError
 from cmdbus.printable import joined
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.records import ReceivedReply
+from cmdbus.reply import reply_fields
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,6 @@ logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 1.0
 #: Lost executions after which an operator must decide, as for every command.
 _MAX_LOSSES = 3
-_OUTCOMES = ("SUCCESS", "FAILED", "CANCELED")
 
 
 class _Claim(NamedTuple):
@@ -224,17 +224,12 @@ class ReplyLeases:
 
 
 def _received(claim: _Claim) -> ReceivedReply | None:
-    """None if another program has sent something else as a reply."""
-    data: Any = decode(claim.data)
-    try:
-        return ReceivedReply(
-            command_id=UUID(data["command_id"]),
-            type=str(data["type"]),
-            outcome=_OUTCOMES[_OUTCOMES.index(data["outcome"])],
-            result=data["result"],
-            correlation_id=claim.correlation_id,
-            reply_id=claim.command_id,
-            created_at=claim.created_at.astimezone(UTC),
-        )
-    except (TypeError, KeyError, ValueError, AttributeError):
+    fields = reply_fields(decode(claim.data))
+    if fields is None:
         return None
+    return ReceivedReply(
+        **fields,
+        correlation_id=claim.correlation_id,
+        reply_id=claim.command_id,
+        created_at=claim.created_at.astimezone(UTC),
+    )
