@@ -5,9 +5,7 @@ wait is over, and then calls another. Each notification names a command.
 """
 
 import logging
-import os
 import secrets
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
@@ -20,7 +18,7 @@ from cmdbus.clock import time
 from cmdbus.database.pool import Connection
 from cmdbus.errors import DatabaseUnavailableError, SendRefusedError
 from cmdbus.printable import joined
-from cmdbus.producer.listening_session import NUMBER_BITS, ListeningSession
+from cmdbus.producer.listening_session import NUMBER_BITS, ListeningSession, close_with_owner
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +54,7 @@ class CallListener:
         self._warned = self._closed = False
         #: Whether notifications may come for calls that have been given up.
         self._gave_up = False
-        # Else the interpreter would warn at its end of a session that was not closed.
-        weakref.finalize(self, _abandon, os.getpid(), self._sessions)
+        close_with_owner(self, self._sessions)
 
     @contextmanager
     def expecting(self, command_id: UUID) -> Iterator[None]:
@@ -223,10 +220,3 @@ def _has_news(news: _News) -> bool:
             if news.get_nowait():
                 return True
     return False
-
-
-def _abandon(pid: int, sessions: list[ListeningSession]) -> None:
-    """In a forked child the session is the parent's."""
-    if os.getpid() == pid:
-        for session in sessions:
-            session.close()

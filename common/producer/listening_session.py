@@ -3,6 +3,7 @@
 import os
 import select
 import socket
+import weakref
 from contextlib import suppress
 
 import psycopg
@@ -48,3 +49,16 @@ class ListeningSession:
 
     def close(self) -> None:
         self.connection.close()
+
+
+def close_with_owner(owner: object, sessions: list[ListeningSession]) -> None:
+    """Closes these sessions at the end of their owner, or of the interpreter, which would warn of
+    open ones."""
+    weakref.finalize(owner, _close_own, os.getpid(), sessions)
+
+
+def _close_own(pid: int, sessions: list[ListeningSession]) -> None:
+    """In a forked child they are the parent's."""
+    if os.getpid() == pid:
+        for session in sessions:
+            session.close()

@@ -4,9 +4,7 @@ It is armed only while its reader has had nothing to do for a while, and listens
 session that nobody reads would fill up with notifications, and with it the server's queue.
 """
 
-import os
 import secrets
-import weakref
 from collections.abc import Callable
 from threading import Event, RLock
 
@@ -20,7 +18,7 @@ from cmdbus.database.pool import Connection
 from cmdbus.database.statements import render
 from cmdbus.errors import CmdbusError
 from cmdbus.producer.connections import Connections
-from cmdbus.producer.listening_session import NUMBER_BITS, ListeningSession
+from cmdbus.producer.listening_session import NUMBER_BITS, ListeningSession, close_with_owner
 
 #: Seconds between two attempts to claim, doubling: the longest one, and as long as no notification
 #: was heard. A sender that has read the flag before it was set notifies nobody.
@@ -53,8 +51,7 @@ class ReplyWaiter:
         self._sessions: list[ListeningSession] = []
         self._hears = False
         self._armed_until = self._retry_at = 0.0
-        # Else the interpreter would warn at its end of a session that was not closed.
-        weakref.finalize(self, _abandon, os.getpid(), self._sessions)
+        close_with_owner(self, self._sessions)
 
     def wait(self, most: float) -> None:
         """Returns when there may be a reply, or after a pause of at most these seconds."""
@@ -132,10 +129,3 @@ class ReplyWaiter:
         self._hears = False
         while self._sessions:
             self._sessions.pop().close()
-
-
-def _abandon(pid: int, sessions: list[ListeningSession]) -> None:
-    """In a forked child the session is the parent's."""
-    if os.getpid() == pid:
-        for session in sessions:
-            session.close()
