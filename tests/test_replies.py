@@ -4,9 +4,11 @@ import gc
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from threading import Event
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +21,7 @@ from forks import forked, result_of_child
 from handlers import beside, connect, do_nothing, running
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
-from queries import rows
+from queries import await_lock_waits, rows
 from roles import role
 from test_fence import FAILED
 
@@ -141,6 +143,71 @@ def test_a_loop_that_is_left_releases_what_it_held(
     kinds = [event.kind for event in bus.audit("orders", first.command_id)]
     assert "LOST" not in kinds
     assert len(list(bus.replies("orders", timeout=0.1))) == 2
+
+
+def is_released(dsn: str) -> bool:
+    query = "SELECT claimer, losses FROM cmdbus.ready WHERE domain = 'orders'"
+    return rows(dsn, query) == [(None, 0)]
+
+
+def test_a_reply_is_released_although_its_lease_is_just_renewed(
+    dsn: str, bus: CommandBus, claimer: Claimer
+) -> None:
+    answer(bus, claimer)
+    replies = bus.replies("orders", lease=1)
+    next(replies)
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT FROM cmdbus.lease FOR UPDATE")
+        await_lock_waits(dsn)
+        with beside(replies.close) as closing:
+            closing.join(0.3)
+            other.rollback()
+    assert is_released(dsn)
+
+
+def test_a_reader_that_a_signal_handler_closes_while_it_claims_holds_nothing(
+    dsn: str, bus: CommandBus, claimer: Claimer
+) -> None:
+    answer(bus, claimer)
+    replies, closed = bus.replies("orders"), Event()
+
+    def close(number: int, frame: object) -> None:
+        replies.close()
+        closed.set()
+
+    def interrupt() -> None:
+        await_lock_waits(dsn)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        assert closed.wait(10)
+        other.rollback()
+
+    previous = signal.signal(signal.SIGUSR1, close)
+    try:
+        with psycopg.connect(dsn) as other:
+            other.execute("LOCK cmdbus.ready")
+            with beside(interrupt):
+                assert list(replies) == []
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert is_released(dsn)
+
+
+def test_a_reader_is_not_closed_before_it_has_acknowledged(
+    dsn: str, bus: CommandBus, claimer: Claimer
+) -> None:
+    """Here its session is lost, and it opens another one."""
+    answer(bus, claimer)
+    replies, left = bus.replies("orders"), list[object]()
+    next(replies)
+    rows(dsn, f"SELECT pg_terminate_backend(pid, 5000) {SESSIONS.partition('count(*)')[2]}")
+    with psycopg.connect(dsn) as other:
+        other.execute("LOCK cmdbus.incarnation")
+        with beside(lambda: left.append(next(replies, None))):
+            await_lock_waits(dsn)
+            with beside(replies.close) as closing:
+                closing.join(0.3)
+                other.rollback()
+    assert (left, states(bus)) == ([None], ["COMPLETED"])
 
 
 def test_a_second_loop_begins_with_what_the_first_one_left(
@@ -315,7 +382,7 @@ def test_a_reader_waits_while_the_server_is_away(
         seen: list[ReceivedReply] = []
 
         def read() -> None:
-            seen.extend(reader.replies("orders", timeout=3))
+            seen.append(next(reader.replies("orders", timeout=60)))
 
         with beside(read):
             eventually(lambda: rows(dsn, LOOKED) == [(1,)])

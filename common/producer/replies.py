@@ -89,7 +89,7 @@ class Replies:
             if reply is None:
                 self._waiter.wait(left)
         self._waiter.end()
-        if reply is None:
+        if reply is None or self._closing.is_set():
             self._leases.stop_renewals()
             raise StopIteration
         return reply

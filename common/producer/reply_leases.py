@@ -9,6 +9,8 @@ import os
 import secrets
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from threading import Event, RLock, Thread
@@ -72,14 +74,15 @@ class ReplyLeases:
         self.open_session = partial(connections.open_session, application_name=name)
         #: Reentrant: a signal handler may close the reader.
         self._lock = RLock()
-        self._closed = False
+        #: Whether a claim is on its way to or from the database.
+        self._in_use = self._closed = False
         self._held: _Claim | None = None
         self._renew_at = 0.0
         self._stopping = Event()
         self._thread: Thread | None = None
 
     def claim(self, domain: str, *, shared: bool) -> ReceivedReply | None:
-        with self._lock:
+        with self._using():
             while not self._closed and (claim := self._claim_one(domain, shared=shared)):
                 reply = _received(claim)
                 if claim.losses >= _MAX_LOSSES:
@@ -93,20 +96,18 @@ class ReplyLeases:
         return None
 
     def acknowledge(self) -> None:
-        held = self._take()
-        if held is not None and not self._settle(held):
-            logger.warning(
-                "reply %s of domain %s was lost before it was acknowledged, and comes again",
-                held.command_id,
-                held.domain,
-            )
+        with self._using():
+            held, self._held = self._held, None
+            if held is not None and not self._settle(held):
+                logger.warning(
+                    "reply %s of domain %s was lost before it was acknowledged, and comes again",
+                    held.command_id,
+                    held.domain,
+                )
 
     def release(self) -> None:
-        held = self._take()
-        if held is not None:
-            self.connections.rows(
-                None, "release_reply", "worker", **held.key, claimer=self.incarnation
-            )
+        with self._using():
+            self._release()
 
     def stop_renewals(self) -> None:
         """Ends the thread."""
@@ -116,15 +117,41 @@ class ReplyLeases:
             thread.join()
 
     def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            in_use = self._in_use
+        if not in_use:  # else this interrupts, in a signal handler, what ends it afterwards
+            self._end()
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
         try:
-            with self._lock:  # A claim that is on its way is released, too.
-                self._closed = True
-                self.release()
+            with self._lock:
+                self._in_use = True
+                try:
+                    yield
+                finally:
+                    self._in_use = False
+        finally:
+            if self._closed:
+                self._end()
+
+    def _end(self) -> None:
+        try:
+            self._release()
         except (psycopg.Error, DatabaseUnavailableError) as error:
             logger.warning("a reply comes again when its lease ends: %s", joined(str(error)))
         finally:
             self.stop_renewals()
             self.connections.close()
+
+    def _release(self) -> None:
+        with self._lock:
+            held, self._held = self._held, None
+            if held is not None:
+                self.connections.rows(
+                    None, "release_reply", "worker", **held.key, claimer=self.incarnation
+                )
 
     def _register(self, connection: Connection) -> None:
         """On each new connection: a restored database may have forgotten it."""
@@ -193,34 +220,36 @@ class ReplyLeases:
             self._thread = Thread(target=self._renew, name="cmdbus-replies", daemon=True)
             self._thread.start()
 
-    def _take(self) -> _Claim | None:
-        """Once: another thread may close the reader."""
-        with self._lock:
-            held, self._held = self._held, None
-        return held
-
     def _renew(self) -> None:
         pause = self._renewal_seconds
         while not self._stopping.wait(pause):
-            held, pause = self._held, self._renewal_seconds
-            left = self._renew_at - time.monotonic()
-            if held is None:
-                continue
-            if left > 0:
-                pause = left
-                continue
-            try:
-                self.connections.rows(
-                    None,
-                    "renew_reply",
-                    "worker",
-                    **held.key,
-                    claimer=self.incarnation,
-                    lease=self._lease,
-                )
-            except (psycopg.Error, DatabaseUnavailableError) as error:
-                pause = min(pause, _RETRY_SECONDS)
-                logger.warning("the lease of a reply cannot be renewed: %s", joined(str(error)))
+            pause = min(self._renewal_seconds, _RETRY_SECONDS)
+            # Under the lock, as a release skips a row that is just renewed. It is not waited for:
+            # the thread that has it may wait for the end of this one.
+            if self._lock.acquire(blocking=False):
+                try:
+                    pause = self._renew_held() or pause
+                finally:
+                    self._lock.release()
+
+    def _renew_held(self) -> float | None:
+        """Returns the seconds until the next renewal; None if this one failed."""
+        held, left = self._held, self._renew_at - time.monotonic()
+        if held is None or left > 0:
+            return self._renewal_seconds if held is None else left
+        try:
+            self.connections.rows(
+                None,
+                "renew_reply",
+                "worker",
+                **held.key,
+                claimer=self.incarnation,
+                lease=self._lease,
+            )
+        except (psycopg.Error, DatabaseUnavailableError) as error:
+            logger.warning("the lease of a reply cannot be renewed: %s", joined(str(error)))
+            return None
+        return self._renewal_seconds
 
 
 def _received(claim: _Claim) -> ReceivedReply | None:
