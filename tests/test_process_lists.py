@@ -209,6 +209,48 @@ def test_a_cancel_ends_a_list_whose_last_command_has_ended_unseen(
     assert (batch.status, batch.completed) == ("CANCELED", 1)
 
 
+def ended(dsn: str, bus: CommandBus, manager: Hotels) -> UUID:
+    """A trip whose list of hotels is over; its end has not been handled."""
+    process_id = sent(dsn, bus, manager)
+    registry = HandlerRegistry()
+    registry.register("bookings", "Hotel", leave_effect)
+    with running(dsn, registry):
+        bus.wait_batch(bus.process_steps(process_id)[-1].command_id, 10)
+    return process_id
+
+
+RETAIN = """
+UPDATE cmdbus.batch_state SET completed_at = completed_at - interval '8 days';
+SELECT cmdbus.retain_batches(10)
+"""
+
+
+def test_the_batch_of_a_list_is_kept_until_the_process_has_moved_on(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    process_id = ended(dsn, bus, Hotels())
+    connection.execute(RETAIN)
+    with running(dsn, registry_of(Hotels())):
+        assert await_end(bus, process_id).status == "COMPLETED"
+    connection.execute(RETAIN)
+    assert bus.list_batches() == []
+
+
+def test_a_process_whose_list_is_forgotten_is_compensated_after_a_retry(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """An operator has canceled the notice of its end, and its batch was removed."""
+    process_id = ended(dsn, bus, Hotels())
+    [notice] = bus.query("trips", "PENDING")
+    bus.cancel("trips", notice.command_id)
+    connection.execute(RETAIN)
+    with running(dsn, registry_of(Hotels())):
+        bus.retry_process(process_id, operator="ann")
+        record = await_end(bus, process_id)
+    assert (record.status, record.error) == ("COMPENSATED", "HOTEL: GONE: its history is gone")
+    assert taken(bus, process_id) == ["FLIGHT SUCCESS", "HOTEL CANCELED", *UNDONE]
+
+
 def test_a_list_waits_for_an_operator_and_goes_on_after_a_retry(dsn: str, bus: CommandBus) -> None:
     works = threading.Event()
 

@@ -57,10 +57,12 @@ def create_batch(
 
 
 def reply_of(store: Store, connection: Connection, batch_id: UUID) -> Reply | None:
-    """The reply of a batch; None while it is not over."""
+    """The reply of a batch; None while it is not over, CANCELED if it is gone."""
     values = {"batch_id": batch_id, "count": _MAX_FAILURES}
     found = store.rows(connection, "read_awaited_batch", **values)
-    if not found or found[0][0] not in _OUTCOMES:
+    if not found:
+        return gone(batch_id)
+    if found[0][0] not in _OUTCOMES:
         return None
     status, total, completed, failed, canceled, failures = found[0]
     result = {
@@ -72,6 +74,12 @@ def reply_of(store: Store, connection: Connection, batch_id: UUID) -> Reply | No
         "failures": failures,
     }
     return Reply(command_id=batch_id, type=BATCH, outcome=_OUTCOMES[status], result=result)
+
+
+def gone(id_: UUID) -> Reply:
+    """In place of the reply of a command or batch whose history is removed."""
+    result = {"code": "GONE", "message": "its history is gone", "details": None}
+    return Reply(command_id=id_, type="", outcome="CANCELED", result=result)
 
 
 def _after(domain: str, process_id: UUID) -> str:

@@ -181,17 +181,16 @@ def _drop(command: Command, why: str, level: int = logging.WARNING) -> None:
 
 
 def _lost_reply(transition: Transition, row: ProcessRow) -> Reply | None:
-    """The reply of the awaited command or batch, if that is over; CANCELED if the command's history
-    is gone."""
+    """The reply of the awaited command or batch, if that is over."""
     store, connection = transition.store, transition.connection
     assert row.awaited_id is not None
     if row.awaited_domain is None:
         return batch_steps.reply_of(store, connection, row.awaited_id)
     values = {"domain": row.awaited_domain, "command_id": row.awaited_id}
     found = store.rows(connection, "read_awaited", **values)
-    type_, status, result, code, message = (
-        found[0] if found else ("", "CANCELED", None, "GONE", "its history is gone")
-    )
+    if not found:
+        return batch_steps.gone(row.awaited_id)
+    type_, status, result, code, message = found[0]
     if status not in _OUTCOMES:
         return None
     if status != "COMPLETED":

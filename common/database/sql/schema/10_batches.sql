@@ -343,7 +343,8 @@ END
 $$;
 
 -- Removes up to p_size batches that their domains do not keep any longer, and lines of the tally
--- that belong to none; returns their number. Skips locked rows.
+-- that belong to none; returns their number. A batch stays while what it has sent at its end waits
+-- or runs: that is about its counters. Skips locked rows.
 CREATE FUNCTION {schema}.retain_batches(p_size integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -358,6 +359,13 @@ BEGIN
         LEFT JOIN {schema}.domain d ON d.name = b.domain
         WHERE b.completed_at < clock_timestamp()
             - greatest(coalesce(d.keep, interval '7 days'), interval '1 minute')
+            AND NOT EXISTS (
+                SELECT FROM {schema}.command c
+                WHERE c.domain = CASE b.status WHEN 'CANCELED' THEN (b.on_cancel).domain::text
+                                 ELSE (b.on_complete).domain::text END
+                    AND c.command_id = CASE b.status WHEN 'CANCELED' THEN (b.on_cancel).command_id
+                                       ELSE (b.on_complete).command_id END
+                    AND c.finished_at IS NULL)
         LIMIT p_size
         FOR UPDATE OF b SKIP LOCKED));
     GET DIAGNOSTICS removed = ROW_COUNT;
