@@ -20,7 +20,7 @@ from cmdbus.database import schema
 
 BENCH = SCRIPTS / "bench"
 SENDING = ["enqueue", "enqueue-bulk", "enqueue-concurrent"]
-DRAINS = ["drain", "drain-full", "threads", "tx", "bloat"]
+DRAINS = ["drain", "drain-full", "threads", "tx", "bloat", "bloat-batch"]
 TIMES = ["latency", "mixed", "lease-look"]
 SHORT = ["--seconds", "0.02", "--rounds", "1"]
 #: The first module that is missing, where it is not the system itself.

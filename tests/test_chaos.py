@@ -241,8 +241,20 @@ def test_a_bus_survives_a_short_run(dsn: str) -> None:
             *("stops", RELOADS, "stops-lose-no-outcome", ", which stopped in order, had "),
             marks=pytest.mark.long,
         ),
+        pytest.param(
+            *("tally", CALM, "batches-count-their-commands", " as completed, and "),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            *("closings", CALM, "batches-end-once", " and has sent (0, 0) commands"),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            *("deadlines", CALM, "nothing-is-undone-too-early", " was sent before command "),
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["fence", "losses", "renewals", "stops"],
+    ids=["fence", "losses", "renewals", "stops", "tally", "closings", "deadlines"],
 )
 def test_a_bus_with_a_defect_does_not_pass(
     dsn: str, sabotage: str, faults: list[str], check: str, text: str
@@ -251,7 +263,9 @@ def test_a_bus_with_a_defect_does_not_pass(
     claimers: a frozen instance comes back when others have its commands. Without losses, what ran
     in a killed process is released as if it had not begun. Without renewals, leases end of claims
     whose processes, stewards and database all work. With the stops, some outcomes are never
-    settled, and their claims are released when their workers stop."""
+    settled, and their claims are released when their workers stop. Without the tally, batches miss
+    some of their commands, without closings they do not say that they are over, and deadlines that
+    cancel nothing let processes undo what goes on."""
     for _ in range(3):  # on a busy machine the faults may hit an instance that holds nothing
         done = run("chaos", *faults, "--dsn", dsn, "--sabotage", sabotage, "--json")
         if done.returncode != 0:

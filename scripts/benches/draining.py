@@ -1,6 +1,6 @@
 """What running commands costs compared with the bare statements."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from statistics import median
@@ -92,18 +92,28 @@ def batch(slot: Place) -> Found:
 def bloat(slot: Place) -> Found:
     """The drain while another session holds a snapshot from before the first command,
     against the same drain without."""
+    return {"bloat": _with_snapshot(slot, Yard.drain)}
+
+
+def bloat_batch(slot: Place) -> Found:
+    """The same with commands that are one batch, in both drains."""
+    return {"bloat-batch": _with_snapshot(slot, Yard.drain_batch)}
+
+
+def _with_snapshot(
+    slot: Place, drain: Callable[[Yard, Fleet, Sequence[SendRequest]], Drained]
+) -> Comparison:
     requests = commands(int(slot.sizes.commands * _BLOAT_TIMES))
 
     def held(here: Yard, running: Fleet, seconds: float) -> Drained:
         with slot.connect() as holder:
-            here.clear()
             holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             holder.execute("SELECT 1")
-            return here.drain_uncleared(running, _part(slot, requests, seconds))
+            return drain(here, running, _part(slot, requests, seconds))
 
     with yard(slot) as here, _fleet(slot) as running:
         pairs = slot.alternate(
-            lambda seconds: here.drain(running, _part(slot, requests, seconds)),
+            lambda seconds: drain(here, running, _part(slot, requests, seconds)),
             lambda seconds: held(here, running, seconds),
         )
     without, snapshot = zip(*pairs, strict=True)
@@ -113,7 +123,7 @@ def bloat(slot: Place) -> Found:
         "without_snapshot": round(median(each.flatness for each in without), 4),
     }
     rates = [(one.rate, two.rate) for one, two in pairs]
-    return {"bloat": Comparison(pairs=rates, configuration=configuration)}
+    return Comparison(pairs=rates, configuration=configuration)
 
 
 def _fleet(slot: Place) -> AbstractContextManager[Fleet]:

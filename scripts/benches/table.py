@@ -5,7 +5,7 @@ stands beside it, and what is due.
 """
 
 from benches.comparison import Row
-from benches.draining import batch, bloat, drain, drain_full, threads, tx
+from benches.draining import batch, bloat, bloat_batch, drain, drain_full, threads, tx
 from benches.growing import domains, instances, lease_look
 from benches.managing import process
 from benches.peers.comparing import MEASURES as PEER_MEASURES
@@ -46,6 +46,7 @@ ROWS = {
         Row("process-empty", process, _RATE),
         Row("batch", batch, _RATE, 0.85),
         Row("bloat", bloat, _RATE, 0.6, 0.9),
+        Row("bloat-batch", bloat_batch, _RATE, 0.6, 0.9),
         Row("mixed", mixed, _MS, 1.0),
         Row("idle", idle, "statements/s", 10.0),
         *(

@@ -89,7 +89,9 @@ class Yard:
     def drain(self, fleet: Fleet, requests: Sequence[SendRequest]) -> Drained:
         """By a fleet that waits for work."""
         self.clear()
-        return self.drain_uncleared(fleet, requests)
+        self.bus.pause(DOMAIN)
+        self.bus.send_many(requests)
+        return self._drain(DOMAIN, len(requests), self._resume, fleet.pids, fleet.check)
 
     def drain_batch(self, fleet: Fleet, requests: Sequence[SendRequest]) -> Drained:
         """Until the batch is over, too."""
@@ -106,11 +108,6 @@ class Yard:
         """By a new fleet, whose sessions plan in a smaller drain before."""
         self.drain(fleet, warming(requests))
         return self.drain(fleet, requests)
-
-    def drain_uncleared(self, fleet: Fleet, requests: Sequence[SendRequest]) -> Drained:
-        self.bus.pause(DOMAIN)
-        self.bus.send_many(requests)
-        return self._drain(DOMAIN, len(requests), self._resume, fleet.pids, fleet.check)
 
     def drain_full(self, fleet: Fleet, requests: Sequence[SendRequest]) -> Drained:
         """By a fleet that is started when the commands are there."""

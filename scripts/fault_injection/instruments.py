@@ -82,6 +82,23 @@ SABOTAGES = {
         "settle": {"AND r.token = o.token": "AND r.token = o.token AND r.token + r.id % 10 > 1"},
         "complete": {"AND r.token = o.token": "AND r.token = o.token AND r.token + r.id % 10 > 1"},
     },
+    # Some commands are not counted for their batch.
+    "tally": {"count_ended": {"GROUP BY": "AND random() < 0.8 GROUP BY"}},
+    # Batches send nothing when they are complete.
+    "closings": {
+        "fold_batch": {
+            "send_request(batch.on_complete, p_batch_id)": "forget_request(batch.on_complete)"
+        }
+    },
+    # A deadline lets the process go on, and cancels nothing.
+    "deadlines": {
+        "expire_step": {
+            "NOT cmdbus.end_awaited(process, NULL, reason)": (
+                "(SELECT count(*) FROM cmdbus.resume_process(process)) = 0"
+            ),
+            "SET status = 'COMPENSATING',": "SET status = 'COMPENSATING', awaited_id = NULL,",
+        }
+    },
     "losses": {
         "release": {"coalesce(o.losses, 0)": "0", "WHERE losses IS NOT NULL": "WHERE false"}
     },
