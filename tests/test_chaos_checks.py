@@ -296,6 +296,11 @@ def test_each_type_has_an_end_that_it_must_come_to(type_: str) -> None:
     assert "ends-as-its-handler-says" in violated(wrong)
 
 
+def test_a_handler_may_find_no_thread_that_it_could_start() -> None:
+    wrong = change("rows", 1, type="Keep", status=TROUBLE, code="RuntimeError")
+    assert "ends-as-its-handler-says" not in violated(wrong)
+
+
 def test_an_outage_that_is_over_in_time_is_none() -> None:
     assert "outages-are-over-in-time" not in violated(outage(ended=103.8, answered=104.0))
 

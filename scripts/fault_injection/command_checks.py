@@ -28,7 +28,9 @@ _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
     "Transient": (("COMPLETED", None), ("IN_TROUBLESHOOTING_QUEUE", "TRANSIENT")),
     "Permanent": (("IN_TROUBLESHOOTING_QUEUE", "PERMANENT"),),
     "Rule": (("FAILED", "RULE"),),
-    **dict.fromkeys(("Big", "Keep", "LogHangs"), (("COMPLETED", None),)),
+    **dict.fromkeys(("Big", "LogHangs"), (("COMPLETED", None),)),
+    # It finds no thread that it could start.
+    "Keep": (("COMPLETED", None), ("IN_TROUBLESHOOTING_QUEUE", "RuntimeError")),
     "OddResult": (("IN_TROUBLESHOOTING_QUEUE", "RESULT_NOT_STORABLE"),),
     "OddError": (("IN_TROUBLESHOOTING_QUEUE", "ODD"),),
     **{
