@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from threading import RLock
+from threading import RLock, current_thread
 
 from cmdbus.clock import time
 from cmdbus.worker.claims.connections import ThreadConnection
@@ -129,6 +129,11 @@ class ThreadPool:
 
     def _all(self) -> list[WorkerThread]:
         return list(self._threads.values())
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is one of them."""
+        return any(each.thread is current_thread() for each in self._all())
 
     def join(self, deadline: float) -> list[WorkerThread]:
         """Waits until the deadline; returns the threads that have neither ended nor timed out."""

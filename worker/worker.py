@@ -14,7 +14,7 @@ from cmdbus.board.board import Board, Node
 from cmdbus.board.health import HealthReport
 from cmdbus.board.records import Role
 from cmdbus.board.wake_pipe import WakePipe
-from cmdbus.checks import check_name, check_seconds, check_whole
+from cmdbus.checks import check_name, check_seconds, check_whole, shown
 from cmdbus.clock import time
 from cmdbus.counting import count_of
 from cmdbus.database import dsn as dsns
@@ -86,6 +86,8 @@ class Worker:
     ) -> None:
         """`claim_bytes`: payload to claim ahead of threads; a larger command is claimed alone."""
         self._pool_or_dsn = pool_or_dsn
+        if not isinstance(registry, HandlerRegistry):
+            raise ValueError(f"registry must be a HandlerRegistry, not {shown(registry)}")
         self._registry = registry
         self._domains = _check_domains(domains, registry)
         self._concurrency = check_whole("concurrency", concurrency, 1, MAX_THREADS)
@@ -103,7 +105,8 @@ class Worker:
         self._ended = threading.Event()
         #: Commands released while they ran, and sessions that may have left claims: see Drain.
         self.abandoned = 0
-        self._runner: int | None = None
+        #: The process and the thread of `run`, while it runs.
+        self._runner: tuple[int, int] | None = None
         #: For a change of the number of threads, and for their start. Reentrant: a signal
         #: handler may change it.
         self._resizing = threading.RLock()
@@ -111,8 +114,12 @@ class Worker:
         self._polling: list[NodeWaiter | Steward] = []
 
     def run(self) -> None:
-        """Runs commands until `stop` is called, then returns once they have ended."""
-        self._runner = threading.get_ident()
+        """Runs commands until `stop` is called, then returns once they have ended. It may be called
+        again then."""
+        if self._runner is not None:
+            raise RuntimeError("this Worker runs: stop it first, or make another one")
+        self._runner = os.getpid(), threading.get_ident()
+        self._ended.clear()
         try:
             if sentence := patched():
                 raise AppError(sentence)
@@ -124,13 +131,28 @@ class Worker:
                     opened.callback(pool.close)
                 self._run(node, pool, opened)
         finally:
-            self._ended.set()
+            self._end()
+
+    def _end(self) -> None:
+        with self._resizing:
+            self._threads = None
+        with suppress(Empty):
+            while True:
+                self._orders.get_nowait()
+        self._runner = None
+        self._ended.set()
 
     def stop(self, timeout: float = 30.0) -> None:
         """Stops claiming, lets running commands end within `timeout` seconds, and releases the
-        others. Waits until the worker has stopped, except in the thread that runs `run`."""
-        self.request_stop(time.monotonic() + check_seconds("timeout", timeout))
-        if self._runner is not None and self._runner != threading.get_ident():
+        others. Waits until the worker has stopped, but not in the thread that runs `run`, nor in a
+        handler's. Does nothing in a process that was forked from the worker's."""
+        by = time.monotonic() + check_seconds("timeout", timeout)
+        runner, threads = self._runner, self._threads
+        if runner is not None and runner[0] != os.getpid():
+            return
+        self.request_stop(by)
+        in_own = threads is not None and threads.is_current
+        if runner is not None and runner[1] != threading.get_ident() and not in_own:
             self._ended.wait()
 
     def request_stop(self, by: float) -> None:
@@ -313,6 +335,8 @@ def _check_domains(domains: Sequence[str] | None, registry: HandlerRegistry) -> 
         raise ValueError("the registry has no handlers: there is nothing to run")
     if domains is None:
         return registry.domains
+    if isinstance(domains, str):
+        raise ValueError(f"domains must be a list of names, not {domains!r}")
     for domain in domains:
         if check_name("domain", domain) not in registry.domains:
             raise ValueError(f"the registry has no handler for domain {domain!r}")
