@@ -225,6 +225,19 @@ def test_a_look_that_fails_is_made_again(
     assert batch_of(bus, batch_id).completed == 2 and batch_of(bus, batch_id).status.terminal
 
 
+def test_housekeeping_hears_of_a_batch_that_was_left_when_nothing_else_was_in_flight(
+    bus: CommandBus, claimer: Claimer
+) -> None:
+    bus.create_batch("payments", [DEBIT])
+    claim = claimer.claim_one()
+    with closing(Board.in_memory(1, 2)) as board:
+        in_flight = InFlight(claimer.statements, board.seat(0))
+        in_flight.take([claim], lambda: False)
+        in_flight.filled.clear()
+        in_flight.free([claim])
+        assert in_flight.filled.is_set()
+
+
 TOLD = ("Noop", "Debit", "Refuse", "Fail", "FailOnce")
 
 

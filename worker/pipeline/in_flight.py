@@ -75,7 +75,8 @@ class InFlight:
         #: outcome.
         self._lock = Lock()
         self._entries: dict[Fence, Entry] = {}
-        #: Set when there are entries; cleared by housekeeping when none is left.
+        #: Set when there are entries, or batches that some have left; cleared by housekeeping when
+        #: nothing is left to do.
         self.filled = Event()
         #: The batches of commands that have left this table; see Batches.
         self.left_batches: deque[UUID] = deque()
@@ -170,6 +171,7 @@ class InFlight:
                     hide(entry.index)
                 if claim.batch_id is not None:
                     self.left_batches.append(claim.batch_id)
+                    self.filled.set()
 
     def end(self) -> int:
         """At the end of the process: the number of claims that are left. Without any, the board
