@@ -18,6 +18,7 @@ from handlers import (
     SOON,
     Gate,
     connect,
+    do_nothing,
     effects,
     found,
     handling,
@@ -223,6 +224,22 @@ def test_a_look_that_fails_is_made_again(
         connection.execute(rename.format("hidden(uuid[])", "end_batches"))
         batches.attend(thread)
     assert batch_of(bus, batch_id).completed == 2 and batch_of(bus, batch_id).status.terminal
+
+
+def test_a_batch_that_cannot_end_stops_neither_workers_nor_stewards(
+    dsn: str, connection: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here a constraint of an application refuses what it sends."""
+    constraint = "ALTER TABLE cmdbus.ready ADD CONSTRAINT no_close CHECK (type <> 'Close')"
+    connection.execute(constraint)
+    with CommandBus(dsn) as bus, running(dsn, handling(do_nothing)) as worker:
+        stuck = bus.create_batch("payments", [DEBIT], on_complete=CLOSE)
+        eventually(lambda: f"batch {stuck} cannot go on" in caplog.text)
+        for _ in range(3):
+            assert bus.wait_batch(bus.create_batch("payments", [DEBIT]), timeout=10).completed == 1
+        assert worker.metrics()["claim_failures"] == 0
+        connection.execute("ALTER TABLE cmdbus.ready DROP CONSTRAINT no_close")
+        eventually(lambda: batch_of(bus, stuck).status is BatchStatus.COMPLETED, 40)
 
 
 def test_housekeeping_hears_of_a_batch_that_was_left_when_nothing_else_was_in_flight(

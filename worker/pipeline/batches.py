@@ -13,6 +13,7 @@ from cmdbus.arrays import ids
 from cmdbus.worker.claims.claim import Claim, Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
+from cmdbus.worker.claims.rejections import may_be_of_one_row
 from cmdbus.worker.pipeline.in_flight import InFlight
 
 #: The number of batches that are remembered as started; forgotten ones are noted again.
@@ -50,7 +51,9 @@ class Batches:
             left -= self._in_flight.batches() if left else set()
             if left:
                 self._statements.value(connection, "end_batches", batch_ids=ids(left))
-        except BaseException:
+        except BaseException as error:
+            if may_be_of_one_row(error):
+                return  # A steward sees to them, one by one.
             self._claimed.extend(claimed)
             self._left.extend(left)
             raise

@@ -1,6 +1,7 @@
 """Sees to batches on behalf of processes that have died: ends those that are over, goes on with
 cancellations, and adds the tally of large ones to their counters, so that it stays short."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from uuid import UUID
@@ -10,6 +11,9 @@ from cmdbus.clock import time
 from cmdbus.producer.steering import canceled_chunks
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.claims.rejections import may_be_of_one_row, reason
+
+logger = logging.getLogger(__name__)
 
 #: Lines in the tally of a batch from which they are added to its counters.
 MAX_LINES = 100
@@ -57,9 +61,15 @@ class BatchRound:
         for batch_id, is_canceling in found:
             if time.monotonic() >= until:
                 return True
-            # While the last commands of a canceled batch run, or wait for an operator, nothing is.
-            is_busy |= not is_canceling or self._cancel(connection, batch_id, until) > 0
-            self._statements.value(connection, "fold_batch", batch_id=batch_id)
+            try:
+                # Nothing, while the last commands of a canceled batch run or wait for an operator.
+                found_work = not is_canceling or self._cancel(connection, batch_id, until) > 0
+                self._statements.value(connection, "fold_batch", batch_id=batch_id)
+                is_busy |= found_work
+            except Exception as error:
+                if not may_be_of_one_row(error):
+                    raise
+                logger.warning("batch %s cannot go on: %s; trying again", batch_id, reason(error))
         return is_busy
 
     def _cancel(self, connection: Connection, batch_id: UUID, until: float) -> int:
