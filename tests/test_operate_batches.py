@@ -30,7 +30,7 @@ def test_batches_are_listed_newest_first(bus: CommandBus, run: Run) -> None:
         [str(two), "CANCELED", "orders", "-", "2", "0", "0", "2", "0"],
         [str(one), "PENDING", "payments", "March", "1", "0", "0", "0", "0"],
     ]
-    assert "1 shown, and there are more" in done(run("batch", "list", "--limit", "1"))
+    assert "1 batch shown, and there are more" in done(run("batch", "list", "--limit", "1"))
     for arguments, expected in (
         (["--status", "pending"], [one]),
         (["--named", "March", "--since", "1h"], [one]),
@@ -38,6 +38,20 @@ def test_batches_are_listed_newest_first(bus: CommandBus, run: Run) -> None:
     ):
         value = json.loads(done(run("batch", "list", *arguments, "--json")))
         assert [each["batch_id"] for each in value["batches"]] == list(map(str, expected))
+
+
+def test_the_commands_of_a_batch_are_listed(bus: CommandBus, run: Run) -> None:
+    bus.send_many([DEBIT])
+    batch_id = str(bus.create_batch("payments", [DEBIT] * 2))
+    rows = done(run("batch", "commands", batch_id, "--status", "pending")).splitlines()
+    [one, two] = bus.batch_commands(batch_id)
+    assert [row.split()[:2] for row in rows] == [
+        [str(each.command_id), "PENDING"] for each in (one, two)
+    ]
+    more = done(run("batch", "commands", batch_id, "--limit", "1")).splitlines()[1:]
+    assert more == ["1 command shown, and there are more: --limit and --offset"]
+    value = json.loads(done(run("batch", "commands", batch_id, "--status", "FAILED", "--json")))
+    assert value == {"commands": [], "more": False}
 
 
 def test_a_batch_is_shown_with_its_progress_and_its_audit_trail(bus: CommandBus, run: Run) -> None:

@@ -1,6 +1,6 @@
 """`cmdbus batch`: batches, how far they have come, and their cancellation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
@@ -16,7 +16,9 @@ from cmdbus.supervisor.cli.output import (
     Shown,
     ago,
     audit_lines,
+    command_rows,
     data_text,
+    page,
     show_json,
     show_lines,
     table,
@@ -37,7 +39,7 @@ _COUNTERS = ("TOTAL", "COMPLETED", "FAILED", "CANCELED", "TROUBLE")
 _HEAD = ("BATCH", "STATUS", "DOMAIN", "NAME", *_COUNTERS, "CREATED")
 
 
-@click.group(help="Show and cancel batches: commands that were sent together and end together.")
+@click.group(help="Show and cancel batches: commands that are counted together.")
 def batch() -> None:
     pass
 
@@ -67,15 +69,29 @@ def list_(
     **conditions: Any,
 ) -> Shown:
     status = None if status is None else status.upper()
-    # One more than is shown says whether there are more.
     found = bus.list_batches(status, named, limit=limit + 1, offset=offset, **conditions)
-    shown, more = found[:limit], len(found) > limit
-    lines = table(_HEAD, map(_row, shown), left=range(4)) if shown else []
-    if more:
-        lines.append(f"{limit} shown, and there are more: --limit and --offset")
-    elif not shown:
-        lines.append("no more batches" if offset else "no batch meets these conditions")
-    return {"batches": shown, "more": more}, lines
+    return page(found, limit, offset, _rows, "batch", "es")
+
+
+@batch.command(
+    help="""List the commands of a batch, the last sent first.
+
+    \b
+    Examples:
+      cmdbus batch commands 01a1ef5a-0994-8cb5-a75a-06db62dbaa94 --status FAILED
+    """,
+)
+@click.argument("batch_id", metavar="ID")
+@option("--status", metavar="STATUS", help="Only in this status, like FAILED.")
+@page_options
+@with_bus
+def commands(
+    bus: "CommandBus", batch_id: str, status: str | None, limit: int, offset: int
+) -> Shown:
+    _read(bus, batch_id)
+    status = None if status is None else status.upper()
+    found = bus.batch_commands(batch_id, status, limit + 1, offset)
+    return page(found, limit, offset, command_rows)
 
 
 @batch.command(
@@ -136,6 +152,10 @@ def _read(bus: "CommandBus", batch_id: str) -> "BatchRecord":
     if record is None:
         raise BatchNotFoundError(uuid(batch_id))
     return record
+
+
+def _rows(records: "Sequence[BatchRecord]") -> list[str]:
+    return table(_HEAD, map(_row, records), left=range(4))
 
 
 def _row(record: "BatchRecord") -> tuple[object, ...]:

@@ -19,7 +19,15 @@ from cmdbus.supervisor.cli.options import (
     parsed,
     time_option,
 )
-from cmdbus.supervisor.cli.output import Shown, ago, audit_lines, data_text, timestamp
+from cmdbus.supervisor.cli.output import (
+    Shown,
+    ago,
+    audit_lines,
+    command_rows,
+    data_text,
+    page,
+    timestamp,
+)
 from cmdbus.supervisor.cli.parameters import data, moment, past, priority, span
 from cmdbus.supervisor.cli.session import UsageProblem, confirm, one_domain, with_bus
 from cmdbus.supervisor.cli.values import uuid
@@ -108,16 +116,8 @@ def list_(
 ) -> Shown:
     domain = one_domain(in_domain, domain)
     status = None if status is None else status.upper()
-    # One more than is shown says whether there are more.
     found = bus.query(domain, status, limit=limit + 1, offset=offset, **conditions)
-    shown, more = found[:limit], len(found) > limit
-    width = max((len(record.status) for record in shown), default=0)
-    lines = [_row(record, width) for record in shown]
-    if more:
-        lines.append(f"{count_of(limit)} shown, and there are more: --limit and --offset")
-    elif not shown:
-        lines.append("no more commands" if offset else "no command meets these conditions")
-    return {"commands": shown, "more": more}, lines
+    return page(found, limit, offset, command_rows)
 
 
 @click.command(
@@ -226,13 +226,6 @@ def reschedule(
         line += f": due {timestamp(due)}, priority {level}"
     result = {"domain": domain, "command_id": command_id, "due_at": due, "priority": level}
     return result, [line]
-
-
-def _row(record: "CommandRecord", width: int) -> str:
-    """`width`: of the status."""
-    line = f"{record.command_id}  {record.status.value:<{width}}  {ago(record.created_at):>9}"
-    error = f"  {record.error_code}" if record.error_code is not None else ""
-    return f"{line}  {record.domain}/{record.type}{error}"
 
 
 def _lines(record: "CommandRecord") -> Iterator[str]:

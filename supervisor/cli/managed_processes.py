@@ -1,6 +1,6 @@
 """`cmdbus process`: processes of process managers, and their steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import chain
@@ -9,7 +9,6 @@ from uuid import UUID
 
 import click
 
-from cmdbus.counting import count_of
 from cmdbus.errors import ProcessNotFoundError
 from cmdbus.supervisor.cli.options import audit_options, option, page_options, parsed, time_option
 from cmdbus.supervisor.cli.output import (
@@ -18,6 +17,7 @@ from cmdbus.supervisor.cli.output import (
     ago,
     audit_lines,
     data_text,
+    page,
     shorten,
     table,
     timestamp,
@@ -60,18 +60,8 @@ def list_(
     bus: "CommandBus", status: str | None, limit: int, offset: int, **conditions: Any
 ) -> Shown:
     status = None if status is None else status.upper()
-    # One more than is shown says whether there are more.
     found = bus.query_processes(status=status, limit=limit + 1, offset=offset, **conditions)
-    shown, more = found[:limit], len(found) > limit
-    width = max((len(record.status) for record in shown), default=0)
-    lines = [_row(record, width) for record in shown]
-    if more:
-        lines.append(
-            f"{count_of(limit, 'process', 'es')} shown, and there are more: --limit and --offset"
-        )
-    elif not shown:
-        lines.append("no more processes" if offset else "no process meets these conditions")
-    return {"processes": shown, "more": more}, lines
+    return page(found, limit, offset, _rows, "process", "es")
 
 
 @process.command(
@@ -154,6 +144,11 @@ def signal(bus: "CommandBus", process_id: str, signal_name: str, signal_data: ob
 def _done(bus: "CommandBus", process_id: str, line: str) -> Shown:
     record = bus.get_process(process_id)
     return {"process_id": process_id, "status": record and record.status}, [line]
+
+
+def _rows(records: "Sequence[ProcessRecord]") -> list[str]:
+    width = max(len(record.status) for record in records)
+    return [_row(record, width) for record in records]
 
 
 def _row(record: "ProcessRecord", width: int) -> str:

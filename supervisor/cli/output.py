@@ -5,15 +5,21 @@ stays one line.
 """
 
 import json
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import click
 
+from cmdbus.counting import count_of
 from cmdbus.printable import one_line
+
+if TYPE_CHECKING:
+    from cmdbus.producer.records import CommandRecord
+
+R = TypeVar("R")
 
 #: The result of a command: the value for --json, and the lines for people.
 Shown = tuple[object, Iterable[str]]
@@ -57,6 +63,38 @@ def table(
         ).rstrip()
         for row in cells
     ]
+
+
+def page(
+    found: Sequence[R],
+    limit: int,
+    offset: int,
+    lines_of: Callable[[Sequence[R]], list[str]],
+    noun: str = "command",
+    plural: str = "s",
+) -> Shown:
+    """`found` has one more than is shown if there are more. The noun gets the ending `plural`."""
+    shown, more = found[:limit], len(found) > limit
+    lines = lines_of(shown) if shown else []
+    nouns = noun + plural
+    if more:
+        count = count_of(limit, noun, plural)
+        lines.append(f"{count} shown, and there are more: --limit and --offset")
+    elif not shown:
+        lines.append(f"no more {nouns}" if offset else f"no {noun} meets these conditions")
+    return {nouns: shown, "more": more}, lines
+
+
+def command_rows(records: "Sequence[CommandRecord]") -> list[str]:
+    width = max(len(record.status) for record in records)
+    return [_command_row(record, width) for record in records]
+
+
+def _command_row(record: "CommandRecord", width: int) -> str:
+    """`width`: of the status."""
+    line = f"{record.command_id}  {record.status.value:<{width}}  {ago(record.created_at):>9}"
+    error = f"  {record.error_code}" if record.error_code is not None else ""
+    return f"{line}  {record.domain}/{record.type}{error}"
 
 
 def age(seconds: float) -> str:
