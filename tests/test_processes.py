@@ -3,6 +3,7 @@
 import threading
 
 import psycopg
+import pytest
 from handlers import effects, running
 from trips import (
     ALL,
@@ -105,7 +106,7 @@ class Reversible(Booking):
 
 
 def test_a_failed_compensation_stops_no_other_and_is_sent_again_by_a_retry(
-    dsn: str, bus: CommandBus
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The hotel's fails; the flight's is sent all the same."""
     refuses = threading.Event()
@@ -122,6 +123,8 @@ def test_a_failed_compensation_stops_no_other_and_is_sent_again_by_a_retry(
             "CAR: FULL: no room is free; the compensation of HOTEL failed: LATE: too late"
         )
         assert taken(bus, process_id)[3:] == ["-HOTEL FAILED", "-FLIGHT SUCCESS"]
+        [line] = [r.getMessage() for r in caplog.records if " is FAILED: " in r.getMessage()]
+        assert line == f"process {process_id} (trips/Booking) is FAILED: {record.error}"
         refuses.clear()
         bus.retry_process(process_id, operator="ann", reason="it works now")
         assert await_status(bus, process_id, "COMPENSATED").finished_at is not None

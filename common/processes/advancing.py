@@ -90,30 +90,23 @@ class Process:
 
     def compensate(self) -> None:
         """Sends the next compensation, or ends the process."""
-        state = self._state
         values = {"process_id": self.row.process_id}
         steps = self._store.rows(self._connection, "read_undoable", **values)
-        skipped = []
-        found: tuple[int, str, SendRequest] | None = None
+        skipped: list[int] = []
         for number, step, undone in steps:
-            if undone is None and found is None:
-                with self._asking("compensation"):
-                    known = step_of(self._manager, step, "an older build")
-                    request = self._manager.compensation(known, state)
-                if request is None:
-                    skipped.append(number)
-                else:
-                    found = number, step, request
-        if skipped:
-            self._store.rows(self._connection, "skip_compensations", **values, numbers=skipped)
-        if found is not None:
-            number, step, request = found
-            outgoing = self._checked(request, "compensation")
-            self._move(ProcessStatus.COMPENSATING, step, _sent(outgoing), undoing=number)
-            return
-        has_failed = any(undone in ("FAILED", "CANCELED") for *_, undone in steps)
-        ending = ProcessStatus.FAILED if has_failed else self._ending or ProcessStatus.COMPENSATED
-        self._move(ending, self.row.step)
+            if undone is None:
+                sent = self._compensation_of(step)
+                if sent is not None:
+                    self._skip(skipped)
+                    self._move(ProcessStatus.COMPENSATING, step, sent, undoing=number)
+                    return
+                skipped.append(number)
+        self._skip(skipped)
+        if any(undone in ("FAILED", "CANCELED") for *_, undone in steps):
+            logger.error("%s is FAILED: %s", self.row.label, self._error)
+            self._move(ProcessStatus.FAILED, self.row.step)
+        else:
+            self._move(self._ending or ProcessStatus.COMPENSATED, self.row.step)
 
     def signal(self, name: str, data: object) -> None:
         state = self._state
@@ -129,6 +122,19 @@ class Process:
             version=self._manager.version,
             details=encode({"name": name, "data": data}, max_bytes=CEILING_BYTES),
         )
+
+    def _compensation_of(self, step: str) -> Sent | None:
+        state = self._state
+        with self._asking("compensation"):
+            known = step_of(self._manager, step, "an older build")
+            request = self._manager.compensation(known, state)
+        return None if request is None else _sent(self._checked(request, "compensation"))
+
+    def _skip(self, numbers: list[int]) -> None:
+        """Notes steps that need no compensation."""
+        if numbers:
+            values = {"process_id": self.row.process_id, "numbers": numbers}
+            self._store.rows(self._connection, "skip_compensations", **values)
 
     def _receive_compensation(self, reply: Reply) -> None:
         if not reply.is_success:
