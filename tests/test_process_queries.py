@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from queries import count, rows
+from queries import count, rows, scalar
 from trips import Trip, await_end, booked, traveling
 
 from cmdbus import (
@@ -58,6 +58,34 @@ def test_a_finished_process_is_kept_as_long_as_the_history_of_its_domain(
     assert bus.get_process(done) is None and bus.get_process(pending) is not None
     assert count(connection, "cmdbus.process_step") == 0
     assert count(connection, "cmdbus.process_event") == 0
+
+
+def test_retention_reads_no_process_that_its_domain_keeps(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """However many finished before those that go."""
+    bus.configure("trips", keep=timedelta(days=3650))
+    insert = (
+        "INSERT INTO cmdbus.managed_process (process_id, start_id, version, domain, type, state,"
+        " status, finished_at) SELECT gen_random_uuid(), gen_random_uuid(), 1, %s, 'Booking', '{}',"
+        " 'COMPLETED', clock_timestamp() - %s::interval FROM generate_series(1, %s)"
+    )
+    for domain, age, times in (
+        ("trips", "1 year", 3000),
+        ("cruises", "8 days", 15),
+        ("x", "8 d", 1),
+    ):
+        connection.execute(insert, (domain, age, times))
+    connection.execute("ANALYZE cmdbus.managed_process")
+    reads = (
+        "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables"
+        " WHERE relid = 'cmdbus.managed_process'::regclass"
+    )
+    with connection.transaction():
+        before = scalar(connection, reads)
+        removed = [scalar(connection, "SELECT cmdbus.retain_processes(10)") for _ in range(3)]
+        assert scalar(connection, reads) - before < 200
+    assert (sum(removed), removed[-1]) == (16, 0)
 
 
 # Wrong arguments.

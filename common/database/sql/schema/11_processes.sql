@@ -45,7 +45,7 @@ CREATE INDEX managed_process_batch ON {schema}.managed_process (batch_id)
     WHERE batch_id IS NOT NULL;
 
 -- For retention.
-CREATE INDEX managed_process_finished ON {schema}.managed_process (finished_at)
+CREATE INDEX managed_process_finished ON {schema}.managed_process (domain, finished_at)
     WHERE finished_at IS NOT NULL;
 
 -- What a process has sent: a row for each step and for each compensation. The command_id and type
@@ -629,18 +629,27 @@ CREATE FUNCTION {schema}.retain_processes(p_size integer) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
 DECLARE
+    present constant timestamptz := clock_timestamp();
     removed bigint;
 BEGIN
-    WITH gone AS (
+    -- A domain at a time: the processes that another one keeps are not read.
+    WITH RECURSIVE found (domain) AS (
+        SELECT min(p.domain::text) FROM {schema}.managed_process p WHERE p.finished_at IS NOT NULL
+        UNION ALL
+        SELECT (SELECT min(p.domain::text) FROM {schema}.managed_process p
+                WHERE p.finished_at IS NOT NULL AND p.domain::text > f.domain)
+        FROM found f WHERE f.domain IS NOT NULL
+    ), gone AS (
         DELETE FROM {schema}.managed_process WHERE process_id = ANY (ARRAY(
-            SELECT p.process_id FROM {schema}.managed_process p
-            WHERE p.finished_at <= clock_timestamp() - greatest(
-                interval '1 minute', coalesce((
-                    SELECT d.keep FROM {schema}.domain d WHERE d.name = p.domain),
-                    interval '7 days'))
-            ORDER BY p.finished_at
-            LIMIT p_size
-            FOR UPDATE SKIP LOCKED))
+            SELECT old.process_id
+            FROM found f LEFT JOIN {schema}.domain d ON d.name = f.domain, LATERAL (
+                SELECT p.process_id FROM {schema}.managed_process p
+                WHERE p.domain = f.domain AND p.finished_at <= present
+                    - greatest(interval '1 minute', coalesce(d.keep, interval '7 days'))
+                ORDER BY p.finished_at
+                LIMIT p_size
+                FOR UPDATE SKIP LOCKED) old
+            LIMIT p_size))
         RETURNING process_id
     ), steps AS (
         DELETE FROM {schema}.process_step s USING gone g WHERE s.process_id = g.process_id

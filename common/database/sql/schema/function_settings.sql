@@ -12,7 +12,7 @@ BEGIN
             ('add_to_batch advance_processes batch_keys cancel_in_batch claim claim_row'
              ' claim_suspect complete end_batches end_step find_due fitting fold_batch'
              ' lock_processes note_lost promote release renew renew_claim resolve_keys'
-             ' retain_day set_aside settle start_batches suspect_waits take',
+             ' retain_day retain_processes set_aside settle start_batches suspect_waits take',
              'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
             -- In the order of an index.
