@@ -40,7 +40,7 @@ from cmdbus import (
 from cmdbus.board.board import Board
 from cmdbus.board.records import Role
 from cmdbus.worker.claims.connections import ThreadConnection
-from cmdbus.worker.pipeline.batches import Batches
+from cmdbus.worker.pipeline.batch_transitions import BatchTransitions
 from cmdbus.worker.pipeline.in_flight import InFlight
 
 
@@ -215,7 +215,7 @@ def test_a_look_that_fails_is_made_again(
     with closing(Board.in_memory(1, 2)) as board:
         in_flight = InFlight(claimer.statements, board.seat(0))
         in_flight.left_batches.append(batch_id)
-        batches = Batches(claimer.statements, in_flight)
+        batches = BatchTransitions(claimer.statements, in_flight)
         thread = ThreadConnection(lambda: connection)
         connection.execute(rename.format("end_batches(uuid[])", "hidden"))
         with pytest.raises(psycopg.errors.UndefinedFunction):

@@ -78,7 +78,7 @@ class InFlight:
         #: Set when there are entries, or batches that some have left; cleared by housekeeping when
         #: nothing is left to do.
         self.filled = Event()
-        #: The batches of commands that have left this table; see Batches.
+        #: The batches of commands that have left this table; see BatchTransitions.
         self.left_batches: deque[UUID] = deque()
 
     def __bool__(self) -> bool:

@@ -37,7 +37,7 @@ from cmdbus.worker.claims.floors import Floors
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason, was_executed
 from cmdbus.worker.claims.turns import Turns
 from cmdbus.worker.pipeline.adoption import Adoption
-from cmdbus.worker.pipeline.batches import Batches
+from cmdbus.worker.pipeline.batch_transitions import BatchTransitions
 from cmdbus.worker.pipeline.handled_types import HandledTypes
 from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.pipeline.local_queue import LEADERSHIP, LocalQueue
@@ -66,7 +66,7 @@ class Leader:
         in_flight: InFlight,
         queue: LocalQueue,
         unsettled: Unsettled,
-        batches: Batches,
+        batches: BatchTransitions,
     ) -> None:
         self._statements = setup.statements
         self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS

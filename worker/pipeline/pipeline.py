@@ -30,7 +30,7 @@ from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.execution import Execution
-from cmdbus.worker.pipeline.batches import Batches
+from cmdbus.worker.pipeline.batch_transitions import BatchTransitions
 from cmdbus.worker.pipeline.handled_types import QUICK_SECONDS, HandledTypes, RunTimes
 from cmdbus.worker.pipeline.in_flight import Entry, InFlight
 from cmdbus.worker.pipeline.leader import Leader
@@ -55,7 +55,7 @@ class Pipeline:
         self.queue = LocalQueue(self.in_flight)
         self.unsettled = Unsettled(setup.statements, setup.telemetry, self.in_flight)
         self._handled_types = HandledTypes(setup.registry, setup.telemetry.seat, setup.timeouts)
-        self.batches = Batches(setup.statements, self.in_flight)
+        self.batches = BatchTransitions(setup.statements, self.in_flight)
         shared = self.in_flight, self.queue, self.unsettled, self.batches
         self.leader = Leader(setup, self._handled_types, *shared)
         self.stopping = self.leader.stopping

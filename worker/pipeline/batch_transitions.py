@@ -20,7 +20,7 @@ from cmdbus.worker.pipeline.in_flight import InFlight
 _REMEMBERED = 10_000
 
 
-class Batches:
+class BatchTransitions:
     """Shared by all threads; every operation on a deque or set is atomic."""
 
     def __init__(self, statements: ClaimStatements, in_flight: InFlight) -> None:
