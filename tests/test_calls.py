@@ -272,6 +272,15 @@ def test_the_state_that_could_not_be_read_is_named_with_its_cause(dsn: str) -> N
     assert raised.value.__cause__ is not None
 
 
+def test_a_call_does_not_wait_much_longer_than_its_timeout_for_a_silent_server(dsn: str) -> None:
+    with Proxy(dsn) as proxy, CommandBus(proxy.dsn) as bus, calling(bus, timeout=1.5) as call:
+        eventually(lambda: is_heard(bus))
+        proxy.freeze(new_ones=True)
+        proxy.cut()
+        with pytest.raises(TimeoutError, match="cannot be read"):
+            call.result(9)
+
+
 @pytest.mark.process
 def test_a_call_gets_its_result_although_workers_are_killed(dsn: str, bus: CommandBus) -> None:
     with calling(bus, 30) as call:

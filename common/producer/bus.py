@@ -14,7 +14,7 @@ from cmdbus.database.pool import Connection
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.producer.batches import Batches
 from cmdbus.producer.calls import Calls
-from cmdbus.producer.connections import Connections, Pool
+from cmdbus.producer.connections import MIN_CONNECT_SECONDS, Connections, Pool
 from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
 from cmdbus.producer.ids import new_id
 from cmdbus.producer.processes import Processes
@@ -35,8 +35,6 @@ from cmdbus.producer.troubleshooting import Troubleshooting
 
 #: Seconds between two reads of `wait`.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
-#: Seconds that `wait` gives its pool for a connection, at least: libpq cannot connect within less.
-_MIN_CONNECT_SECONDS = 2.0
 #: Rows of each table that one statement of a purge removes.
 _PURGED_ROWS = 1000
 
@@ -208,7 +206,7 @@ class CommandBus(Batches, Processes):
         backoff = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         key = check_key(domain, command_id)
         while True:
-            within = max(deadline - time.monotonic(), _MIN_CONNECT_SECONDS)
+            within = max(deadline - time.monotonic(), MIN_CONNECT_SECONDS)
             records = self._connections.records(
                 CommandRecord, None, "read_command", within=within, **key
             )

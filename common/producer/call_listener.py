@@ -35,9 +35,12 @@ _News = SimpleQueue[bool]
 class CallListener:
     """Belongs to the process that made it. Its users share it without further locks."""
 
-    def __init__(self, listen: Callable[[int], Connection], greet: Callable[[int], object]) -> None:
+    def __init__(
+        self, listen: Callable[[int, float], Connection], greet: Callable[[int, float], object]
+    ) -> None:
         """`listen` opens a session that listens to the channel of this number; `greet` sends a
-        notification without a command there, through another session."""
+        notification without a command there, through another session. Both get the seconds within
+        which they are to have one."""
         self.number = secrets.randbits(NUMBER_BITS)
         #: Whether notifications reach the session. Only a greeting shows that: a pooler may give
         #: each transaction to another session.
@@ -73,8 +76,9 @@ class CallListener:
             if self._gave_up:
                 self._close_if_unused()
 
-    def wait(self, command_id: UUID, seconds: float) -> None:
-        """Returns when the command may have ended, or after `seconds`."""
+    def wait(self, command_id: UUID, seconds: float, within: float) -> None:
+        """Returns when the command may have ended, or after `seconds`. `within`: seconds that it
+        may take to open a session."""
         if self._reader == get_ident():  # A signal handler has interrupted it.
             time.sleep(max(0.0, min(seconds, _INTERRUPTING_SECONDS)))
             return
@@ -82,8 +86,11 @@ class CallListener:
         news = self._expected[name]
         try:
             while (left := until - time.monotonic()) > 0:
-                work = self._read if self._begins_to_read(name, news) else _await_news
-                if work(news, left):
+                if self._begins_to_read(name, news):
+                    is_over = self._read(news, left, within)
+                else:
+                    is_over = _await_news(news, left)
+                if is_over:
                     return
         finally:
             self._end_wait(name)
@@ -117,25 +124,25 @@ class CallListener:
             elif self._reader is None and self._closed:
                 self._lose_session()
 
-    def _read(self, news: _News, seconds: float) -> bool:
+    def _read(self, news: _News, seconds: float, within: float) -> bool:
         """Whether there is news for this thread. While nothing can be heard it only waits."""
         until = time.monotonic() + seconds
         try:
-            session = self._session()
+            session = self._session(within)
             if session is not None:
                 return self._hear(session, news, until)
         except (psycopg.Error, DatabaseUnavailableError, OSError) as error:
             self._lost(joined(str(error)))
         return _await_news(news, until - time.monotonic())
 
-    def _session(self) -> ListeningSession | None:
+    def _session(self, within: float) -> ListeningSession | None:
         if self._sessions or self._closed:
             return self._sessions[0] if self._sessions else None
         now = time.monotonic()
         if now < self._retry_at:
             return None
         self._retry_at = now + _RETRY_SECONDS
-        session = ListeningSession(self._listen(self.number))
+        session = ListeningSession(self._listen(self.number, within))
         with self._lock:
             if self._closed:
                 session.close()
@@ -143,7 +150,7 @@ class CallListener:
             self._sessions.append(session)
         # After a failure the greeting is missed, which is noticed.
         with suppress(psycopg.Error, DatabaseUnavailableError):
-            self._greet(self.number)
+            self._greet(self.number, within)
         self._greeted_at = time.monotonic()
         self._notify_all()  # Earlier notifications have reached no session.
         return session

@@ -25,7 +25,7 @@ from cmdbus.errors import (
     DatabaseUnavailableError,
 )
 from cmdbus.producer.call_listener import CallListener
-from cmdbus.producer.connections import Connections
+from cmdbus.producer.connections import MIN_CONNECT_SECONDS, Connections
 from cmdbus.producer.records import Status
 
 #: Seconds between two checks while no notification can be heard.
@@ -79,12 +79,12 @@ class Calls:
         while True:
             left = deadline - time.monotonic()
             pause = _CHECK_SECONDS if listener.hears else backoff.pause()
-            listener.wait(command_id, min(pause, left))
+            listener.wait(command_id, min(pause, left), max(left, MIN_CONNECT_SECONDS))
             cause: Exception | None = None
+            within = max(deadline - time.monotonic(), MIN_CONNECT_SECONDS)
+            key = {"domain": domain, "command_id": command_id}
             try:
-                row = self._connections.row(
-                    None, "outcome", "producer", domain=domain, command_id=command_id
-                )
+                [row] = self._connections.rows(None, "outcome", "producer", within=within, **key)
             except (psycopg.OperationalError, DatabaseUnavailableError) as error:
                 # The command goes on, and so does the call.
                 if self._closed:
@@ -106,8 +106,8 @@ class Calls:
             pid, CallListener(self._listen, self._greet)
         )
 
-    def _listen(self, number: int) -> Connection:
-        session = self._connections.open_session()
+    def _listen(self, number: int, within: float) -> Connection:
+        session = self._connections.open_session(within)
         try:
             text = render("listen_for_calls", self._schema, caller=f"{number:x}")
             own_cursor(session).execute(text.encode())
@@ -116,6 +116,6 @@ class Calls:
             raise
         return session
 
-    def _greet(self, number: int) -> None:
+    def _greet(self, number: int, within: float) -> None:
         channel = f"{self._schema}_c{number:x}"
-        self._connections.rows(None, "greet_caller", "producer", channel=channel)
+        self._connections.rows(None, "greet_caller", "producer", within=within, channel=channel)

@@ -34,6 +34,9 @@ Pool = ConnectionPool[Any]
 T = TypeVar("T")
 
 MAX_CONNECTIONS = 4
+#: Seconds that what has a timeout gives its pool for a connection, at least: libpq cannot connect
+#: within less.
+MIN_CONNECT_SECONDS = 2.0
 _WAIT_SECONDS = 30.0
 #: Seconds after which all connections but one are closed, if they were not used.
 _IDLE_SECONDS = 600.0
