@@ -44,6 +44,11 @@ def undone_twice(**changed: object) -> Change:
     return change("processes", 0, steps=[*steps, replace(steps[2], **again)])
 
 
+#: A call goes on after its command has ended at 105.0.
+WAITS_ON = both(
+    change("calls", 4, answer=None, outcome="unknown", timed_out=True, ended=106.5),
+    change("moves", 7, command_id="called"),
+)
 #: An accepted call of which there is nothing.
 LOST = change("calls", 3, outcome="ok", began=200.0, ended=200.1)
 
@@ -125,6 +130,7 @@ BROKEN: dict[str, dict[str, Change]] = {
             "calls", 4, answer={"status": "FAILED", "code": "RULE"}
         ),
     },
+    "calls-end-with-their-commands": {"it waits on": WAITS_ON},
     "processes-are-those-that-were-started": {
         "it is nowhere": put(processes=[]),
         "two of them": add("processes", 0),
@@ -346,6 +352,14 @@ def test_what_had_returned_may_be_lost_where_it_could_not_be_settled() -> None:
     assert not is_found(change("marks", 5, what="raised"))
     assert not is_found(change("marks", 5, at=106.0)), "at the very end of the drain"
     assert not is_found(change("moves", 10, token=2), change("events", 1, token=2, at=104.3))
+
+
+def test_a_call_may_time_out_that_could_not_be_answered() -> None:
+    away = change("recoveries", 0, kind="proxy-silent", began=105.5, ended=106.0)
+    assert "calls-end-with-their-commands" not in violated(WAITS_ON, away)
+    assert "calls-end-with-their-commands" in violated(
+        WAITS_ON, away, change("recoveries", 0, began=90.0, ended=91.0)
+    )
 
 
 def test_a_quarantine_process_may_start_again_after_a_pause() -> None:

@@ -58,6 +58,7 @@ from fault_injection.process_checks import (
     what_was_done_is_undone_once,
 )
 from fault_injection.time_checks import (
+    calls_end_with_their_commands,
     delayed_start_in_time,
     leases_of_the_living_are_renewed,
     outages_are_over_in_time,
@@ -138,6 +139,7 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("batches end as their commands, or canceled", batches_end_as_their_commands),
     ("handlers add with their end", commands_are_added_with_the_end_of_the_handler),
     ("calls return what became of their commands", calls_return_what_their_commands_did),
+    ("calls end with their commands", calls_end_with_their_commands),
     ("processes are those that were started", processes_are_those_that_were_started),
     ("processes have ended", processes_have_ended),
     ("each step is taken once, in order", steps_are_taken_once),

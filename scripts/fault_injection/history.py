@@ -24,6 +24,8 @@ class Call:
     ids: Sequence[str] = ()
     #: Of a call that waited: the status, and the run or the code.
     answer: Mapping[str, str] | None = None
+    #: It waited in vain.
+    timed_out: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from cmdbus.errors import CallTimeoutError
 from fault_injection.history import (
     Batch,
     Call,
@@ -40,6 +41,7 @@ def read_calls(paths: Iterable[Path]) -> list[Call]:
             call["ids"] = line.get("ids", call["ids"])
             if "answer" in line:
                 call["answer"] = line["answer"]
+            call["timed_out"] = line.get("why") == CallTimeoutError.__name__
             call["ended"] = line["at"]
     return [Call(name=name, **call) for name, call in calls.items()]
 

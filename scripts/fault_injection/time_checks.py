@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from fault_injection.fleet_checks import STARTS
-from fault_injection.grouping import by_command, pid_of
+from fault_injection.grouping import by_call, by_command, pid_of
 from fault_injection.history import History, Move, Recovery
 
 #: Faults that keep a steward, or the worker whose claim it renews, from the database or a CPU.
@@ -26,8 +26,15 @@ _KEEPS_FROM_SETTLING = (
     *("lock-", "snapshot", "migrate", "too-many", "deny", "read-only", "no-standby"),
     *("fork-fails", "no-descriptors", "gil"),
 )
+#: Faults that keep a producer from its answers.
+_KEEPS_CALLERS_AWAY = (
+    *("proxy-", "server-", "outage", "restore", "link-", "too-many", "deny", "end-sessions"),
+    *("stop-backend", "lock-table", "migrate"),
+)
 #: Seconds within which the outcome of a handler that has returned is settled.
 _SETTLED_S = 1.5
+#: Seconds from the end of a command until the call that waits for it returns.
+_ANSWERED_S = 1.0
 #: Seconds by which a fault counts as begun earlier, and as recovered from later, than recorded.
 _NEAR_S = 1.0
 #: Seconds by which the line about the exit of a process may be later than what follows from it.
@@ -104,6 +111,23 @@ def outages_are_over_in_time(history: History) -> Iterator[str]:
             after = {name for name, at in found if one.ended < at <= one.ended + _WORKS_S}
             for name in sorted(before - after):
                 yield f"{name} {what} nothing within {_WORKS_S:g} s after fault {one.fault}"
+
+
+def calls_end_with_their_commands(history: History) -> Iterator[str]:
+    """Or time out before."""
+    rows = by_call(history.rows)
+    settled = ("finished+", "troubleshooting+")
+    ends = {move.command_id: move.at for move in history.moves if move.what in settled}
+    for call in history.calls:
+        for row in rows.get(call.name, ()) if call.timed_out else ():
+            ended = ends.get(row.command_id, call.ended)
+            if ended < call.ended - _ANSWERED_S and not _kept_away(
+                history, None, ended, call.ended, _KEEPS_CALLERS_AWAY
+            ):
+                yield (
+                    f"call {call.name} timed out {call.ended - ended:.1f} s after its command "
+                    f"{row.command_id} had ended"
+                )
 
 
 def delayed_start_in_time(history: History) -> Iterator[str]:
