@@ -19,8 +19,10 @@ from fault_injection.steering import UNSURE, Operator
 
 #: Shares of a batch's commands that add others to it, and of batches with processes.
 _ADDING, _WITH_PROCESSES = 0.1, 0.25
-#: Of what a producer has created, those that it may cancel or steer.
+#: Of what a producer has created, those that it may cancel.
 KNOWN = 50
+#: Of the processes, most of which end within seconds.
+_LATEST = 6
 
 
 class GroupProducer:
@@ -95,7 +97,7 @@ class GroupProducer:
     def _started(self, request: ProcessRequest, *, in_batch: bool) -> None:
         id_ = UUID(str(request.process_id))
         self._journal.write("ok", request.state.call, ids=[id_])
-        self._processes = [*self._processes[-KNOWN:], (id_, in_batch)]
+        self._processes = [*self._processes[1 - _LATEST :], (id_, in_batch)]
 
     def steer(self, bus: CommandBus, call: str) -> None:
         """A batch has counted its failed processes for good: these are not to run again."""
