@@ -148,6 +148,27 @@ def test_a_deadline_cancels_what_is_left_of_a_list(dsn: str, bus: CommandBus) ->
     assert bus.troubleshooting.count() == 0
 
 
+def test_a_deadline_does_not_wait_for_a_handler_that_has_added_to_the_list(
+    dsn: str, bus: CommandBus
+) -> None:
+    """What it has added is gone with what it has done."""
+    gate = Gate(leave_effect)
+
+    def add(command: Command, context: Context) -> None:
+        assert context.batch is not None
+        context.batch.add([SendRequest("bookings", "Hotel", {"number": 9})])
+        gate(command, context)
+
+    with traveling(dsn, bus, HurriedHotels(1), Hotel=add) as process_id:
+        gate.wait_for(1)
+        record = await_end(bus, process_id)
+        gate.open.set()
+        eventually(lambda: gate.inside == 0)
+    assert record.status == "COMPENSATED"
+    [batch] = bus.list_batches()
+    assert (batch.total, batch.canceled, len(bus.query("bookings", type="Hotel"))) == (1, 1, 1)
+
+
 def test_a_canceled_process_cancels_its_list(dsn: str, bus: CommandBus) -> None:
     gate = Gate(leave_effect)
     with traveling(dsn, bus, Hotels(), Hotel=gate) as process_id:

@@ -30,7 +30,11 @@ class HandlerBatch:
         # After an error the transaction stays usable.
         with connection.transaction():
             refusal = self._statements.value(
-                connection, "add_to_batch", batch_id=self.batch_id, count=len(bulk.requests)
+                connection,
+                "add_to_batch",
+                batch_id=self.batch_id,
+                count=len(bulk.requests),
+                within=True,
             )
             if refusal == "UNKNOWN":
                 raise BatchNotFoundError(self.batch_id)

@@ -203,14 +203,22 @@ $$;
 
 -- Counts commands that a transaction adds to a batch, which cannot end before that commits. Returns
 -- why the batch takes none: 'CANCELING', its status if it is over, or 'UNKNOWN'; NULL if it does.
--- Those that add do not wait for each other.
-CREATE FUNCTION {schema}.add_to_batch(p_batch_id uuid, p_count bigint) RETURNS text
+-- Those that add do not wait for each other. p_within: a command of the batch adds them, which keeps
+-- it from ending by itself; it waits for cancel_batch alone, and cancel_batch for it.
+CREATE FUNCTION {schema}.add_to_batch(
+    p_batch_id uuid, p_count bigint, p_within boolean DEFAULT false
+) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
     batch {schema}.batch_state;
 BEGIN
-    SELECT b.* INTO batch FROM {schema}.batch_state b WHERE b.batch_id = p_batch_id FOR SHARE;
+    IF p_within THEN
+        SELECT b.* INTO batch FROM {schema}.batch_state b
+        WHERE b.batch_id = p_batch_id FOR KEY SHARE;
+    ELSE
+        SELECT b.* INTO batch FROM {schema}.batch_state b WHERE b.batch_id = p_batch_id FOR SHARE;
+    END IF;
     IF NOT FOUND THEN
         RETURN 'UNKNOWN';
     ELSIF batch.completed_at IS NOT NULL THEN
@@ -229,6 +237,17 @@ CREATE FUNCTION {schema}.cancel_batch(
     p_batch_id uuid, p_operator {schema}.remark, p_reason {schema}.remark
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+BEGIN
+    PERFORM FROM {schema}.batch_state b WHERE b.batch_id = p_batch_id FOR UPDATE;
+    RETURN {schema}.request_cancel(p_batch_id, p_operator, p_reason);
+END
+$$;
+
+-- The same, and does not wait for commands of the batch that add others.
+CREATE FUNCTION {schema}.request_cancel(p_batch_id uuid, p_operator text, p_reason text)
+RETURNS text
+LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
     UPDATE {schema}.batch_state SET

@@ -374,7 +374,7 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     keys record;
-    status text := {schema}.cancel_batch(p_batch_id, p_operator, p_reason);
+    status text := {schema}.request_cancel(p_batch_id, p_operator, p_reason);
     has_more boolean := true;
 BEGIN
     IF status IS NULL OR status NOT IN ('PENDING', 'IN_PROGRESS') THEN
