@@ -1,6 +1,7 @@
 """Everything that cmdbus raises by name. Bad arguments are ValueErrors."""
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 
@@ -135,7 +136,8 @@ class CommandFailedError(CmdbusError):
         self.status = status
 
     def __str__(self) -> str:
-        return f"command {self.command_id} is {self.status}: {self.code}: {self.message}"
+        cause = self.message if self.code == self.status else f"{self.code}: {self.message}"
+        return f"command {self.command_id} is {self.status}: {cause}"
 
 
 class CallTimeoutError(CmdbusError, TimeoutError):
@@ -145,10 +147,14 @@ class CallTimeoutError(CmdbusError, TimeoutError):
     def __init__(self, domain: str, command_id: UUID, state: str, timeout: float) -> None:
         self.domain = domain
         self.command_id = command_id
+        self._state, self._timeout = state, timeout
         super().__init__(
             f"command {command_id} of domain {domain!r} is {state} after {timeout:g} s; "
             f"it is not canceled"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.domain, self.command_id, self._state, self._timeout)
 
 
 class ProcessNotFoundError(CmdbusError):

@@ -138,6 +138,7 @@ def test_a_canceled_call_ends_at_once_with_the_reason(dsn: str, bus: CommandBus)
             call.result(2)
     assert (raised.value.code, raised.value.message) == ("CANCELED", "no need")
     assert (raised.value.details, raised.value.status) == (None, "CANCELED")
+    assert str(raised.value).endswith(" is CANCELED: no need")
 
 
 def test_a_call_waits_through_retries_and_a_reschedule(dsn: str, bus: CommandBus) -> None:
@@ -212,7 +213,9 @@ def test_a_call_that_takes_too_long_raises_and_cancels_nothing(dsn: str, bus: Co
     state = f"command {command_id} of domain 'payments' is PENDING after 0.3 s"
     assert str(raised.value) == f"{state}; it is not canceled"
     assert isinstance(raised.value, CallTimeoutError)
-    assert (raised.value.domain, raised.value.command_id) == ("payments", command_id)
+    copied = pickle.loads(pickle.dumps(raised.value))
+    assert (copied.domain, copied.command_id) == ("payments", command_id)
+    assert str(copied) == str(raised.value)
     with connect(dsn) as watcher:  # Nobody would read what comes for this command.
         eventually(lambda: scalar(watcher, LISTENING) == 0)
 

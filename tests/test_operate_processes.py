@@ -88,6 +88,8 @@ def test_an_operator_signals_retries_and_cancels(dsn: str, bus: CommandBus) -> N
         await_status(bus, process_id, "WAITING_FOR_TSQ")
         assert done(here("process", "cancel", str(process_id), *options)).startswith("canceled ")
         assert await_end(bus, process_id).status == "CANCELED"
+    drawn = done(here("process", "show", str(process_id), "--dsn", dsn)).splitlines()
+    assert [line[:10] for line in drawn if line.endswith("  CANCELED: rain")][1:] == ["2   HOTEL "]
     events = [(e.kind, e.operator, e.message) for e in bus.process_audit(process_id) if e.operator]
     assert events == [("RETRIED", "ann", "rain"), ("CANCEL_REQUESTED", "ann", "rain")]
 

@@ -85,10 +85,9 @@ class ProcessHandlers:
         """The reply to the canceled command moves the process on."""
         values = {"process_id": command.correlation_id, "number": command.data["number"]}
         store = _store(context.schema)
-        if store.value(context.connection, "expire_step", **values):
-            logger.warning(
-                "process %s: the deadline of its step has passed", command.correlation_id
-            )
+        reason = store.value(context.connection, "expire_step", **values)
+        if reason is not None:
+            logger.warning("process %s: %s", command.correlation_id, reason)
 
     def resume(self, command: Command, context: Context) -> None:
         """Begins, compensates, or finds a reply that was lost."""

@@ -183,7 +183,7 @@ def _cells(step: "ProcessStep") -> tuple[object, ...]:
     took = (step.received_at or datetime.now(UTC)) - step.sent_at
     outcome = step.outcome or f"awaited, {step.command_status or 'its history is gone'}"
     if step.error is not None:
-        outcome = shorten(f"{outcome}: {step.error}", _WIDTH)
+        outcome = shorten(f"{outcome}: {step.error.removeprefix(f'{outcome}: ')}", _WIDTH)
     return (
         step.number if step.undoes is None else -step.undoes,
         step.step,

@@ -440,9 +440,9 @@ BEGIN
 END
 $$;
 
--- Fires the deadline of a step: cancels what it has sent, and the step has failed. False if the
--- step has ended, so that its reply counts.
-CREATE FUNCTION {schema}.expire_step(p_process_id uuid, p_number integer) RETURNS boolean
+-- Fires the deadline of a step: cancels what it has sent, and the step has failed. Returns the
+-- reason for that, or NULL if the step has ended, so that its reply counts.
+CREATE FUNCTION {schema}.expire_step(p_process_id uuid, p_number integer) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
@@ -455,7 +455,7 @@ BEGIN
     IF process.number IS DISTINCT FROM p_number OR process.status <> 'WAITING_FOR_REPLY'
         OR NOT {schema}.end_awaited(process, NULL, reason)
     THEN
-        RETURN false;
+        RETURN NULL;
     END IF;
     UPDATE {schema}.managed_process p
     SET status = 'COMPENSATING', ending = 'COMPENSATED', error = 'DEADLINE: ' || reason,
@@ -463,7 +463,7 @@ BEGIN
     WHERE p.process_id = p_process_id;
     INSERT INTO {schema}.process_event (process_id, kind, message, details)
     VALUES (p_process_id, 'DEADLINE', reason, json_build_object('number', p_number));
-    RETURN true;
+    RETURN reason;
 END
 $$;
 
