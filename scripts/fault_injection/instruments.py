@@ -93,9 +93,7 @@ SABOTAGES = {
     # A deadline lets the process go on, and cancels nothing.
     "deadlines": {
         "expire_step": {
-            "NOT cmdbus.end_awaited(process, NULL, reason)": (
-                "(SELECT count(*) FROM cmdbus.resume_process(process)) = 0"
-            ),
+            "end_awaited(process, NULL, reason)": "resume_process(process) IS NULL",
             "SET status = 'COMPENSATING',": "SET status = 'COMPENSATING', awaited_id = NULL,",
         }
     },
