@@ -248,7 +248,7 @@ class Process:
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
         """Errors of the manager name the process, and what failed. With a business rule the command
-        would be over, and the process would wait for ever: an operator decides."""
+        would be over, and the process would wait without end: an operator decides."""
         where = self._where(what)
         try:
             yield

@@ -91,7 +91,8 @@ class BatchCreation:
 
 
 class Batches(Steering):
-    """`requests` pass the hook `on_send` of the bus, if it has one."""
+    """The methods of CommandBus about batches, and what they share with its sends: the hook
+    `on_send`, and calls that are repeated."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ import psycopg
 
 from cmdbus.database.pool import Connection
 
-#: Bits of the number of a channel: beside a long schema there are 13 hexadecimal digits.
+#: Bits of the number of a channel: a name with a long schema has space for 13 hexadecimal digits.
 NUMBER_BITS = 52
 
 

@@ -1,7 +1,7 @@
 """Waits for replies as a node waits for work: while it is armed for their domain, senders notify.
 
 It is armed only while its reader has had nothing to do for a while, and listens only then: a
-session that nobody reads would fill up with notifications, and with it the server's queue.
+session that no thread reads would fill up with notifications, and with it the server's queue.
 """
 
 import secrets
@@ -21,7 +21,7 @@ from cmdbus.producer.connections import Connections
 from cmdbus.producer.listening_session import NUMBER_BITS, ListeningSession, close_with_owner
 
 #: Seconds between two attempts to claim, doubling: the longest one, and as long as no notification
-#: was heard. A sender that has read the flag before it was set notifies nobody.
+#: was heard. A sender that has read the flag before it was set sends no notification.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS, _MAX_UNHEARD_SECONDS = 0.01, 2.0, 0.5
 #: The pause from which on a reader is armed, and for how many seconds.
 _ARMS_FROM_SECONDS, _ARMED_SECONDS = 0.1, 20.0

@@ -181,8 +181,8 @@ CREATE TABLE {schema}.domain_event (
     PRIMARY KEY (domain, id)
 );
 
--- Batches. The counters are without the tally, which is added to them now and then; remaining is
--- what they leave open. The normal course is read from the times.
+-- Batches. The counters are without the tally, which is added to them from time to time; remaining
+-- is what they leave open. The normal course is read from the times.
 CREATE TABLE {schema}.batch_state (
     batch_id uuid PRIMARY KEY,
     -- 0 once all its commands are purged.

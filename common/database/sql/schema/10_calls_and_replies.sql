@@ -12,8 +12,8 @@ END
 $$;
 
 -- The state of a command whose id the bus has made; without a status if there is none. Producers
--- may read nothing else of a command: of such an id they know only what they were told, because it
--- has 62 random bits.
+-- may read nothing else of a command: they know only those of such ids that they have sent, because
+-- each has 62 random bits.
 CREATE FUNCTION {schema}.outcome(
     p_domain text, p_command_id uuid,
     OUT status text, OUT result text, OUT code text, OUT message text, OUT details text

@@ -404,7 +404,7 @@ BEGIN
                 'CANCEL', keys.domains, keys.command_ids, p_operator, p_reason, NULL, NULL);
         END IF;
     END LOOP;
-    -- Whoever has ended its last commands meanwhile has skipped its row, which is locked here.
+    -- The session that ended its last commands meanwhile has skipped its row, which is locked here.
     PERFORM {schema}.end_batches(ARRAY[p_batch_id]);
     RETURN true;
 END
