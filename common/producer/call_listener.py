@@ -204,8 +204,8 @@ class CallListener:
         return bool(lost)
 
     def _close_if_unused(self) -> None:
-        """A session that no thread reads would fill up with the notifications of calls that have been
-        given up, and with it the server's queue."""
+        """A session that no thread reads would fill up with the notifications of calls that have
+        been given up, and with it the server's queue."""
         with self._lock:
             if self._expected or self._reader is not None:
                 return

@@ -93,7 +93,7 @@ class Finished(NamedTuple):
 
 
 def plain_and_others(done: Sequence[Finished]) -> tuple[list[Finished], list[Finished]]:
-    """Plain: completed, and without a reply. Hundreds can be settled together."""
+    """Plain: completed, without a reply and a caller. Hundreds can be settled together."""
     plain, others = list[Finished](), list[Finished]()
     for each in done:
         claim = each.claim

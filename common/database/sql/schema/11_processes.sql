@@ -229,11 +229,11 @@ BEGIN
 END
 $$;
 
--- Moves processes of a domain on: stores the reply to the latest command of each whose p_outcomes is
--- not NULL, ends that command's timer, writes the process and, unless its p_command_ids is NULL,
+-- Moves processes of a domain on: stores the reply to the latest command of each whose p_outcomes
+-- is not NULL, ends that command's timer, writes the process and, unless its p_command_ids is NULL,
 -- sends the command that it awaits next, whatever the limits of that domain: a full one must not
--- stop what has begun. Returns the ids that managers brought (p_own) and that are taken; then it has
--- written nothing. Where p_to_domains is NULL, the command id is that of a batch that the same
+-- stop what has begun. Returns the ids that managers brought (p_own) and that are taken; then it
+-- has written nothing. Where p_to_domains is NULL, the command id is that of a batch that the same
 -- transaction has created. p_deadlines are in seconds, for the commands p_new_timer_ids.
 CREATE FUNCTION {schema}.advance_processes(
     p_domain text, p_process_ids uuid[], p_numbers integer[], p_statuses text[], p_steps text[],
