@@ -113,17 +113,24 @@ def test_a_pool_of_the_callers_is_used_and_left_open(dsn: str) -> None:
             assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_a_wait_waits_for_a_connection_no_longer_than_for_its_command(dsn: str) -> None:
+@pytest.mark.parametrize("of_batch", [False, True])
+def test_a_wait_waits_for_a_connection_no_longer_than_for_its_command(
+    dsn: str, of_batch: bool
+) -> None:
     with (
         ConnectionPool(dsn, min_size=1, max_size=1, open=True) as pool,
         CommandBus(pool=pool) as bus,
     ):
         id_ = bus.send("payments", "Debit")
+        batch_id = bus.create_batch("payments", [SendRequest("payments", "Debit")])
         with (
             pool.connection(),
             pytest.raises(DatabaseUnavailableError, match="no connection to give for 2 s"),
         ):
-            bus.wait("payments", id_, timeout=0.1)
+            if of_batch:
+                bus.wait_batch(batch_id, timeout=0.1)
+            else:
+                bus.wait("payments", id_, timeout=0.1)
 
 
 @pytest.mark.parametrize("autocommit", [False, True])

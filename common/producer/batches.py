@@ -21,7 +21,7 @@ from cmdbus.data import encode
 from cmdbus.database.pool import Connection
 from cmdbus.errors import BatchNotFoundError, InvalidOperationError
 from cmdbus.producer.batch_requests import Source, encoded
-from cmdbus.producer.connections import Connections
+from cmdbus.producer.connections import MIN_CONNECT_SECONDS, Connections
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.process_starts import ProcessRequest, ProcessStart, start, starts_of
 from cmdbus.producer.records import (
@@ -252,11 +252,16 @@ class Batches(Steering):
         """Returns the batch `batch_id` once it is over. Raises TimeoutError if it is not after
         `timeout` seconds, and BatchNotFoundError for an unknown batch."""
         deadline = time.monotonic() + check_seconds("timeout", timeout)
+        id_ = check_id("batch_id", batch_id)
         backoff = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         while True:
-            record = self.get_batch(batch_id)
-            if record is None:
-                raise BatchNotFoundError(check_id("batch_id", batch_id))
+            within = max(deadline - time.monotonic(), MIN_CONNECT_SECONDS)
+            records = self._connections.records(
+                BatchRecord, None, "read_batch", within=within, batch_id=id_
+            )
+            if not records:
+                raise BatchNotFoundError(id_)
+            record = records[0]
             if record.status.terminal:
                 return record
             left = deadline - time.monotonic()
