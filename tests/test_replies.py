@@ -375,6 +375,19 @@ def test_what_an_idle_fleet_handles_is_known_after_its_steward_was_replaced(
     assert list(bus.replies("shop", timeout=0.1)) == []
 
 
+@pytest.mark.fleet(procs=1, threads=1, wake="poll")
+def test_what_an_idle_fleet_handles_that_polls_is_known(fleet: Fleet, dsn: str) -> None:
+    """Nothing is armed for it."""
+    eventually(lambda: all(seat.parked for seat in fleet.look().with_role(Role.WORKER)))
+    seen: set[Any] = set()
+
+    def renewals() -> int:
+        seen.update(rows(dsn, "SELECT renewed_at FROM cmdbus.node"))
+        return len(seen)
+
+    eventually(lambda: renewals() == 4)
+
+
 def test_a_reader_waits_while_the_server_is_away(
     dsn: str, bus: CommandBus, claimer: Claimer, caplog: pytest.LogCaptureFixture
 ) -> None:

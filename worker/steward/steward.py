@@ -241,7 +241,8 @@ class Steward:
             claims[incarnation] = seat.claims
             if not seat.complete:  # There are more than the board can show.
                 claims[incarnation] = self._statements.keys_of(connection, incarnation)
-        if any(claims.values()) or not view.any_parked:
+        # A node that is armed shows by that what it handles.
+        if any(claims.values()) or not (view.any_parked and self.listening.is_on):
             self._renewal.renew(connection, claims)
         self._renew_at = now + renewal_seconds
         self._board.renewed = int(now * 1e9)
