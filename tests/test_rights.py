@@ -80,7 +80,7 @@ RIGHTS = {
             "cancel_scheduled",
             *("configure_domain", "domain_bit"),
             *("cancel_process", "retry_process", "signal_process"),
-            *("reschedule", "resolve", "resolve_batch", "notify", "wake"),
+            *("reschedule", "resolve", "resolve_chunk", "notify", "wake"),
             *("is_handled", "is_waiting"),
         ],
     },

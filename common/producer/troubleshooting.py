@@ -233,8 +233,8 @@ class Troubleshooting:
         total = 0
         while True:
             limits = {"count": int(min(CHUNK, left)), "bytes": CHUNK_BYTES}
-            batch = {"action": action, "result": None, **limits, **conditions, **remark}
-            resolved, last = self._connections.row_once(connection, "resolve_batch", **batch)
+            chunk = {"action": action, "result": None, **limits, **conditions, **remark}
+            resolved, last = self._connections.row_once(connection, "resolve_chunk", **chunk)
             total, left = total + int(resolved), left - resolved
             if last is None or left <= 0:
                 return total

@@ -104,7 +104,7 @@ GRANT SELECT ON
     TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.reschedule,
-    {schema}.resolve, {schema}.resolve_batch, {schema}.configure_domain,
+    {schema}.resolve, {schema}.resolve_chunk, {schema}.configure_domain,
     {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.batch_keys,
     {schema}.cancel_process, {schema}.retry_process, {schema}.signal_process,
     {schema}.wake, {schema}.notify, {schema}.domain_bit, {schema}.is_handled,

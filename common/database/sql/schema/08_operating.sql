@@ -364,7 +364,7 @@ $$;
 -- first, a chunk at a time: at most p_count and p_bytes of stored data, but at least one. Skips
 -- locked rows. The next chunk has p_since = last; there is none if last is NULL. With p_again it
 -- is the second try of its call, and resolves none if the first has resolved some.
-CREATE FUNCTION {schema}.resolve_batch(
+CREATE FUNCTION {schema}.resolve_chunk(
     p_action text, p_domain text, p_type text, p_error_code text, p_since timestamptz,
     p_until timestamptz, p_count integer, p_bytes bigint, p_operator text, p_reason text,
     p_result json, p_call bigint, p_again boolean,

@@ -26,7 +26,7 @@ BEGIN
             ('cancel_ready cancel_scheduled',
              'SET enable_seqscan = off SET enable_bitmapscan = off'
              ' SET plan_cache_mode = force_custom_plan SET jit = off'),
-            ('resolve_batch', 'SET plan_cache_mode = force_custom_plan'),
+            ('resolve_chunk', 'SET plan_cache_mode = force_custom_plan'),
             -- Gives up where settlements would wait behind it; days begin in UTC.
             ('make_partitions retain_day retain_domain retain_domain_events retain_incarnations'
              ' retain_processes',
