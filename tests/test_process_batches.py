@@ -1,10 +1,12 @@
 """Processes that are parts of batches."""
 
-from uuid import uuid4
+from dataclasses import replace
+from uuid import UUID, uuid4
 
 import pytest
 from eventually import eventually
 from handlers import running
+from senders import race
 from trips import Booking, Trip, await_end, await_status, booked, raising, registry_of, traveling
 
 from cmdbus import (
@@ -20,6 +22,7 @@ from cmdbus import (
 )
 
 TRIP = ProcessRequest("trips", "Booking", Trip())
+NEW = uuid4()
 
 
 def test_a_batch_is_over_when_its_processes_are(dsn: str, bus: CommandBus) -> None:
@@ -117,11 +120,25 @@ def test_a_batch_that_is_over_takes_no_process(dsn: str, bus: CommandBus) -> Non
     assert bus.query("trips", "PENDING", "process:start") == []
 
 
+def test_batches_that_share_ids_of_processes_do_not_deadlock(bus: CommandBus) -> None:
+    for _ in range(5):
+        requests = [replace(TRIP, process_id=uuid4()) for _ in range(50)]
+
+        def create(step: int, requests: list[ProcessRequest] = requests) -> UUID:
+            return bus.create_batch("trips", [], processes=requests[::step])
+
+        results = race([lambda s=step: create(s) for step in (1, -1, 2, 3)])  # type: ignore[misc]
+        assert sum(isinstance(result, UUID) for result in results) == 1, results
+        assert sum(isinstance(r, InvalidOperationError) for r in results) == 3, results
+
+
 def test_a_batch_is_created_with_all_of_its_processes_or_not_at_all(bus: CommandBus) -> None:
     known = booked(bus)
     requests = [TRIP, ProcessRequest("trips", "Booking", Trip(), known)]
     with pytest.raises(InvalidOperationError, match="was started before"):
         bus.create_batch("trips", [SendRequest("bookings", "Car")], processes=requests)
+    with pytest.raises(InvalidOperationError, match=f"process {NEW} is in this call twice"):
+        bus.create_batch("trips", [], processes=[TRIP, replace(TRIP, process_id=NEW)] * 2)
     with pytest.raises(ValueError, match="processes must be ProcessRequests, not Booking"):
         bus.create_batch("trips", [], processes=[Booking()])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="Batch must contain at least one command"):

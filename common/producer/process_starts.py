@@ -91,4 +91,17 @@ def start(
 
 
 def starts_of(requests: Iterable[ProcessRequest], max_bytes: int) -> list[ProcessStart]:
-    return [ProcessStart.of(request, max_bytes) for request in requests]
+    """Those with ids of the caller's come first, sorted: two batches with the same ids must not
+    deadlock."""
+    brought: dict[UUID, ProcessStart] = {}
+    others = []
+    for request in requests:
+        process = ProcessStart.of(request, max_bytes)
+        if request.process_id is None:
+            others.append(process)
+        elif brought.setdefault(process.process_id, process) is not process:
+            raise InvalidOperationError(
+                f"process {process.process_id} is in this call twice: give each request an id of "
+                f"its own"
+            )
+    return [brought[process_id] for process_id in sorted(brought)] + others
