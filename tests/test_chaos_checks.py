@@ -133,6 +133,7 @@ BROKEN: dict[str, dict[str, Change]] = {
     "calls-end-with-their-commands": {"it waits on": WAITS_ON},
     "processes-are-those-that-were-started": {
         "it is nowhere": put(processes=[]),
+        "it was refused": change("calls", 6, outcome="fail"),
         "two of them": add("processes", 0),
         "it was never started": drop("calls", 6),
         "another id": change("processes", 0, process_id="other"),

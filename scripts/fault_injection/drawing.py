@@ -28,6 +28,8 @@ _KINDS = {
 _LARGE_ONE_IN, _LARGE_BYTES = 100, 400_000
 #: The payloads of big commands, in bytes.
 _BIG_BYTES = (500_000, 1_000_000)
+#: What handlers add to their batches, or a part of it.
+ADDED = ("Tx", "Noop", "Tx")
 #: Share of the requests that are for the first domain.
 _FIRST_DOMAIN = 0.5
 _PRIORITIES = ("high", "normal", "normal", "normal", "low", 3)
@@ -63,7 +65,7 @@ class Drawing:
         elif kind == "Transient":
             data["times"] = dice.choice((1, 2, 3))
         elif kind == "Adds":
-            data["adds"] = dice.choices(("Noop", "Tx"), k=dice.randint(1, 3))
+            data["adds"] = ADDED[: dice.randint(1, len(ADDED))]
         if kind == "Big":
             data["size"] = size = dice.randint(*_BIG_BYTES)
             data["payload"] = dice.randbytes(size // 2 + 1).hex()[:size]

@@ -4,10 +4,13 @@ import random
 from typing import Any
 from uuid import UUID
 
+from fault_injection.drawing import ADDED
 from fault_injection.flows import STEPS, FlowState, FlowStep
 from fault_injection.handlers import DOMAIN, DOMAINS
 
 _KINDS = {"Tx": 50, "Noop": 25, "Transient": 8, "Io": 6, "Rule": 5, "Permanent": 4, "Undone": 3}
+#: Of lists, to which some of their commands add.
+_LISTED_KINDS = {**_KINDS, "Adds": 10}
 _UNDOING = {"Tx": 75, "Noop": 10, "Transient": 6, "Permanent": 3, "Rule": 2}
 _LISTED, _WITHOUT_UNDO = 0.2, 0.15
 _MOST_LISTED = 5
@@ -27,12 +30,13 @@ def draw_id(dice: random.Random) -> UUID:
 def _step(dice: random.Random, step: FlowStep, domains: int) -> dict[str, Any]:
     listed = dice.random() < _LISTED
     count = dice.randint(1, _MOST_LISTED) if listed else 1
+    kinds = _LISTED_KINDS if listed else _KINDS
     longest = _LONG_S if step is FlowStep.THIRD else _SHORT_S
     undo = None
     if dice.random() >= _WITHOUT_UNDO:
         undo = _command(dice, _UNDOING, domains, _SHORT_S, undoes=step)
     return {
-        "commands": [_command(dice, _KINDS, domains, longest, step=step) for _ in range(count)],
+        "commands": [_command(dice, kinds, domains, longest, step=step) for _ in range(count)],
         "listed": listed,
         "undo": undo,
     }
@@ -46,4 +50,6 @@ def _command(
         data["seconds"] = round(dice.uniform(0.0, longest), 3)
     elif kind == "Transient":
         data["times"] = dice.choice((1, 2, 3))
+    elif kind == "Adds":
+        data["adds"] = ADDED[: dice.randint(1, len(ADDED))]
     return {"domain": dice.choice((DOMAIN, *DOMAINS[:domains])), "type": kind, "data": data}

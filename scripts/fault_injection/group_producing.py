@@ -1,7 +1,11 @@
 """The ways of a producer to send what belongs together: batches and processes."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from uuid import UUID
+
+import psycopg
 
 from cmdbus import (
     BatchNotFoundError,
@@ -10,6 +14,7 @@ from cmdbus import (
     ProcessRequest,
     SendRequest,
 )
+from cmdbus.database.dsn import complete, connect, parse
 from fault_injection.drawing import Drawing, Limits
 from fault_injection.flow_drawing import draw, draw_id
 from fault_injection.flows import FLOW, FLOWS
@@ -21,13 +26,23 @@ from fault_injection.steering import UNSURE, Operator
 _ADDING, _WITH_PROCESSES = 0.1, 0.25
 #: Of what a producer has created, those that it may cancel.
 KNOWN = 50
-#: Of the processes, most of which end within seconds.
+#: Of processes, most of which end within seconds, and of batches that a process joins.
 _LATEST = 6
 
 
+@contextmanager
+def transaction(dsn: str) -> Iterator[psycopg.Connection]:
+    """Of a program that sends in it."""
+    parts = complete(parse(dsn), application_name="cmdbus:bus", settings={})
+    with connect(parts) as connection, connection.transaction():
+        yield connection
+
+
 class GroupProducer:
-    def __init__(self, name: str, dice: random.Random, limits: Limits, journal: Journal) -> None:
-        self._dice, self._journal = dice, journal
+    def __init__(
+        self, name: str, dice: random.Random, limits: Limits, dsn: str, journal: Journal
+    ) -> None:
+        self._dice, self._dsn, self._journal = dice, dsn, journal
         self._drawing, self._domains = Drawing(dice, limits), limits.domains
         self._operator = Operator(name, dice, journal)
         self._batches: list[UUID] = []
@@ -98,6 +113,25 @@ class GroupProducer:
         id_ = UUID(str(request.process_id))
         self._journal.write("ok", request.state.call, ids=[id_])
         self._processes = [*self._processes[1 - _LATEST :], (id_, in_batch)]
+
+    def join(self, bus: CommandBus, call: str) -> None:
+        """A batch, in a transaction: a process that is refused has never been there."""
+        if not self._batches:
+            return
+        batch_id = self._dice.choice(self._batches[-_LATEST:])
+        request = self._process_request(call)
+        state, id_ = request.state, request.process_id
+        try:
+            with transaction(self._dsn) as own:
+                bus.start_process(
+                    FLOWS, FLOW, state, process_id=id_, batch_id=batch_id, connection=own
+                )
+        except (InvalidOperationError, BatchNotFoundError):
+            self._journal.write("fail", call, ids=[id_])
+        except UNSURE as error:
+            self._journal.write("unknown", call, why=type(error).__name__)
+        else:
+            self._started(request, in_batch=True)
 
     def steer(self, bus: CommandBus, call: str) -> None:
         """A batch has counted its failed processes for good: these are not to run again."""

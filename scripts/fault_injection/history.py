@@ -195,6 +195,7 @@ class Process:
     process_id: str
     #: The call that started it.
     call: str
+    batch: str | None = None
     status: str
     #: For each planned step whether it is a list, and whether something undoes it.
     listed: Sequence[bool]

@@ -139,7 +139,7 @@ LEFT JOIN (
     GROUP BY correlation_id
 ) s ON s.correlation_id = b.batch_id"""
 _PROCESSES = """
-SELECT p.process_id, p.status, p.state, coalesce(s.steps, '[]'::json),
+SELECT p.process_id, p.batch_id, p.status, p.state, coalesce(s.steps, '[]'::json),
     coalesce(e.events, '[]'::json)
 FROM cmdbus.process p
 LEFT JOIN (
@@ -210,10 +210,16 @@ def _row(*values: Any) -> Row:
 
 
 def _process(
-    process_id: Any, status: str, state: Any, steps: list[dict[str, Any]], events: list[str]
+    process_id: Any,
+    batch_id: Any,
+    status: str,
+    state: Any,
+    steps: list[dict[str, Any]],
+    events: list[str],
 ) -> Process:
     return Process(
         process_id=str(process_id),
+        batch=None if batch_id is None else str(batch_id),
         call=state["call"],
         status=status,
         listed=[planned["listed"] for planned in state["plan"]],

@@ -22,6 +22,8 @@ def processes_are_those_that_were_started(history: History) -> Iterator[str]:
         ids = there.pop(call.name, [])
         if call.outcome == "ok" and not ids:
             yield f"call {call.name} was accepted, and its process is nowhere"
+        elif call.outcome == "fail" and ids:
+            yield f"call {call.name} was refused, and its process is there"
         elif ids and ids != [*call.ids]:
             yield f"call {call.name} has started {ids}, and not {call.ids}"
     for name in there:
@@ -89,14 +91,13 @@ def steps_end_as_their_commands(history: History) -> Iterator[str]:
 
 
 def processes_end_as_their_steps(history: History) -> Iterator[str]:
-    asked = {
-        id_ for call in history.calls if call.way == "cancel-process" for id_ in call.ids
-    } | _canceled_with_their_batch(history)
+    cancels = ("cancel-process", "cancel-batch")
+    asked = {id_ for call in history.calls if call.way in cancels for id_ in call.ids}
     for process in history.processes:
         if process.status not in _TERMINAL:
             continue
         is_canceled = "CANCEL_REQUESTED" in process.events
-        if is_canceled and process.process_id not in asked:
+        if is_canceled and not {process.process_id, process.batch} & asked:
             yield f"process {process.call} is canceled, and no cancel was sent"
         if (wanted := _ending(process, is_canceled)) != process.status:
             yield f"process {process.call} is {process.status}, and not {wanted}"
@@ -187,13 +188,3 @@ def _ending(process: Process, is_canceled: bool) -> str:
     if any(step.outcome != "SUCCESS" for step in steps):
         return "COMPENSATED"
     return "COMPLETED" if len(steps) == len(process.listed) else "one that is not over"
-
-
-def _canceled_with_their_batch(history: History) -> set[str]:
-    """Processes of batches that were canceled: named after the call that made the batch."""
-    canceled = {batch.name for batch in history.batches if batch.status == "CANCELED"}
-    return {
-        process.process_id
-        for process in history.processes
-        if process.call.rpartition("-process")[0] in canceled
-    }

@@ -21,10 +21,9 @@ from cmdbus import (
     InvalidOperationError,
     SendRequest,
 )
-from cmdbus.database.dsn import complete, connect, parse
 from fault_injection.drawing import Drawing, Limits
 from fault_injection.flow_drawing import draw_id
-from fault_injection.group_producing import KNOWN, GroupProducer
+from fault_injection.group_producing import KNOWN, GroupProducer, transaction
 from fault_injection.handlers import DOMAIN, DOMAINS, UNHANDLED
 from fault_injection.journal import Journal
 from fault_injection.steering import UNSURE
@@ -36,6 +35,7 @@ _WEIGHTS = {
     "cancel-batch": 1,
     "call": 3,
     "process": 6,
+    "join": 1,
     "steer": 5,
     "own": 15,
     "commit": 10,
@@ -70,7 +70,7 @@ class Producer:
         self._stopping = False
         #: Some of those that it sent, to be canceled.
         self._known: list[tuple[str, UUID]] = []
-        self._groups = GroupProducer(name, self._dice, limits, journal)
+        self._groups = GroupProducer(name, self._dice, limits, dsn, journal)
 
     def stop(self) -> None:
         self._stopping = True
@@ -83,6 +83,7 @@ class Producer:
             "cancel-batch": self._groups.cancel_batch,
             "call": self._call,
             "process": self._groups.process,
+            "join": self._groups.join,
             "steer": self._groups.steer,
             "own": self._own,
             "commit": self._commit,
@@ -176,8 +177,7 @@ class Producer:
     def _within(
         self, bus: CommandBus, requests: Sequence[SendRequest], *, roll_back: bool = False
     ) -> list[UUID]:
-        parts = complete(parse(self._dsn), application_name="cmdbus:bus", settings={})
-        with connect(parts) as connection, connection.transaction():
+        with transaction(self._dsn) as connection:
             ids = [_send(bus, requests[0], connection=connection)]
             ids += bus.send_many(requests[1:], connection=connection)
             if roll_back:
