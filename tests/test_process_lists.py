@@ -306,3 +306,22 @@ def test_a_list_of_something_else_is_refused(
     [trouble] = bus.troubleshooting.list("trips")
     assert message in str(trouble.error_message)
     assert bus.list_batches() == [] == bus.query("bookings")
+
+
+def test_the_end_of_a_list_that_its_manager_cannot_handle_needs_an_operator(
+    dsn: str, bus: CommandBus
+) -> None:
+    works = threading.Event()
+
+    class Picky(Hotels):
+        def update_state(self, state: Trip, step: Any, reply: Reply) -> Trip:
+            if step == HOTEL and not works.is_set():
+                raise PermanentCommandError("BROKEN", "an operator must look")
+            return super().update_state(state, step, reply)
+
+    with traveling(dsn, bus, Picky()) as process_id:
+        await_status(bus, process_id, "WAITING_FOR_TSQ")
+        works.set()
+        bus.retry_process(process_id, operator="ann")
+        assert await_end(bus, process_id).status == "COMPLETED"
+    assert bus.troubleshooting.count() == 0

@@ -99,6 +99,10 @@ SELECT p.process_id, p.domain::text AS domain, p.type::text AS type,
                    WHERE p.awaited_domain IS NULL AND t.batch_id = p.awaited_id)
         OR EXISTS (SELECT FROM {schema}.troubleshooting t
                    WHERE t.correlation_id = p.process_id AND t.domain = p.domain::text
+                       AND (t.type = 'Reply' OR starts_with(t.type, 'process:')))
+        -- The end of a list has the id of its batch. (Apart, as each EXISTS alone can be hashed.)
+        OR EXISTS (SELECT FROM {schema}.troubleshooting t
+                   WHERE t.correlation_id = p.awaited_id AND t.domain = p.domain::text
                        AND (t.type = 'Reply' OR starts_with(t.type, 'process:'))))
     THEN 'WAITING_FOR_TSQ' ELSE p.status END AS status,
     p.step, p.state::json AS state, p.error, p.batch_id, p.created_at, p.updated_at,
@@ -485,7 +489,8 @@ AS $$
 DECLARE
     own constant uuid[] := ARRAY(
         SELECT t.command_id FROM {schema}.troubleshooting t
-        WHERE t.domain = p_process.domain::text AND t.correlation_id = p_process.process_id
+        WHERE t.domain = p_process.domain::text
+            AND t.correlation_id IN (p_process.process_id, p_process.awaited_id)
             AND (t.type = 'Reply' OR starts_with(t.type, 'process:')));
 BEGIN
     RETURN {schema}.resolve_keys(
