@@ -406,6 +406,32 @@ def test_a_reader_waits_while_the_server_is_away(
         assert caplog.text.count("replies cannot be read") == 1
 
 
+def test_a_reply_is_acknowledged_once_the_server_is_back(
+    dsn: str, bus: CommandBus, claimer: Claimer, caplog: pytest.LogCaptureFixture
+) -> None:
+    [first] = answer(bus, claimer)
+    seen: list[UUID] = []
+    with Proxy(dsn) as proxy, CommandBus(proxy.dsn) as reader:
+
+        def read() -> None:
+            for reply in reader.replies("orders", timeout=60):
+                seen.append(reply.command_id)
+                gate.wait(10)
+                if len(seen) == 2:
+                    break
+
+        gate = Event()
+        with beside(read):
+            eventually(lambda: seen)
+            with proxy.away():
+                gate.set()
+                eventually(lambda: "cannot be read" in caplog.text)
+            [second] = answer(bus, claimer)
+    assert seen == [first, second]
+    assert states(bus)[0] == "COMPLETED"
+    assert "comes again" not in caplog.text
+
+
 def test_a_claim_whose_answer_was_lost_is_not_left_claimed(
     dsn: str, bus: CommandBus, claimer: Claimer
 ) -> None:

@@ -2,8 +2,10 @@
 
 import logging
 import os
+from collections.abc import Callable
+from functools import partial
 from threading import Event
-from typing import Self
+from typing import Self, TypeVar
 from weakref import WeakSet
 
 import psycopg
@@ -19,6 +21,8 @@ from cmdbus.producer.reply_leases import ReplyLeases
 from cmdbus.producer.reply_waiter import ReplyWaiter
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Readers:
@@ -80,35 +84,42 @@ class Replies:
 
     def __next__(self) -> ReceivedReply:
         self._check_process()
-        self._leases.acknowledge()
-        until = float("inf") if self._timeout is None else time.monotonic() + self._timeout
-        reply, left = None, 1.0
-        while reply is None and left > 0 and not self._closing.is_set():
-            left = until - time.monotonic()
-            reply = self._try_claim(is_last=left <= 0)
-            if reply is None:
-                self._waiter.wait(left)
+        self._repeat(self._leases.acknowledge)
+        claim = partial(self._leases.claim, self._domain, shared=self._shared)
+        reply = self._repeat(claim)
         self._waiter.end()
         if reply is None or self._closing.is_set():
             self._leases.stop_renewals()
             raise StopIteration
         return reply
 
-    def _try_claim(self, *, is_last: bool) -> ReceivedReply | None:
+    def _repeat(self, work: Callable[[], T | None]) -> T | None:
+        """Until it returns something; None after the timeout, or if the reader is closed."""
+        until = float("inf") if self._timeout is None else time.monotonic() + self._timeout
+        done, left = None, 1.0
+        while done is None and left > 0 and not self._closing.is_set():
+            left = until - time.monotonic()
+            done = self._attempt(work, is_last=left <= 0)
+            if done is None:
+                self._waiter.wait(left)
+        return done
+
+    def _attempt(self, work: Callable[[], T | None], *, is_last: bool) -> T | None:
         """Also None while the database is away, if it has answered before."""
         try:
-            reply = self._leases.claim(self._domain, shared=self._shared)
+            done = work()
         except (psycopg.OperationalError, DatabaseUnavailableError) as error:
             if self._closing.is_set():
                 return None
             if self._is_away is None or is_last:
                 raise
             if not self._is_away:
-                logger.warning("replies cannot be read; trying again: %s", joined(str(error)))
+                why = joined(str(error))
+                logger.warning("replies cannot be read or acknowledged; trying again: %s", why)
             self._is_away = True
             return None
         self._is_away = False
-        return reply
+        return done
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -77,6 +77,8 @@ class ReplyLeases:
         #: Whether a claim is on its way to or from the database.
         self._in_use = self._closed = False
         self._held: _Claim | None = None
+        #: Whether an acknowledgement of that has failed.
+        self._was_tried = False
         self._renew_at = 0.0
         self._stopping = Event()
         self._thread: Thread | None = None
@@ -95,15 +97,22 @@ class ReplyLeases:
                     return reply
         return None
 
-    def acknowledge(self) -> None:
+    def acknowledge(self) -> bool:
+        """Returns True. After an error the reply is still held, and the next call tries again."""
         with self._using():
-            held, self._held = self._held, None
-            if held is not None and not self._settle(held):
+            held, again = self._held, self._was_tried
+            if held is None:
+                return True
+            self._was_tried = True
+            is_settled = self._settle(held)
+            self._held = None
+            if not is_settled and not again:  # else the first try may have settled it
                 logger.warning(
                     "reply %s of domain %s was lost before it was acknowledged, and comes again",
                     held.command_id,
                     held.domain,
                 )
+            return True
 
     def release(self) -> None:
         with self._using():
@@ -214,7 +223,7 @@ class ReplyLeases:
 
     def _hold(self, claim: _Claim) -> None:
         self._renew_at = time.monotonic() + self._renewal_seconds
-        self._held = claim
+        self._held, self._was_tried = claim, False
         if self._thread is None and not self._closed:
             self._stopping.clear()
             self._thread = Thread(target=self._renew, name="cmdbus-replies", daemon=True)
