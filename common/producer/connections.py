@@ -3,7 +3,6 @@ process again, and a second try for a call whose connection turns out to be dead
 
 import copy
 import os
-import shlex
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -18,17 +17,16 @@ from cmdbus.database.adapters import Row
 from cmdbus.database.connect_errors import is_read_only
 from cmdbus.database.executor import Executor
 from cmdbus.database.pool import Connection, SessionPool
-from cmdbus.database.sentences import primary_message
 from cmdbus.errors import (
     CommandNotFoundError,
     DatabaseUnavailableError,
     InvalidOperationError,
-    MissingRightError,
     SchemaError,
 )
 from cmdbus.printable import joined
 from cmdbus.producer.ids import new_call
 from cmdbus.producer.records import filled
+from cmdbus.producer.statement_errors import NOT_INSTALLED, missing_right, not_installed
 
 Pool = ConnectionPool[Any]
 T = TypeVar("T")
@@ -41,14 +39,7 @@ _WAIT_SECONDS = 30.0
 #: Seconds after which all connections but one are closed, if they were not used.
 _IDLE_SECONDS = 600.0
 _CLOSED = "this CommandBus is closed"
-_IDLE = psycopg.pq.TransactionStatus.IDLE
 _ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
-#: The errors of a schema that is missing, or is not this code's.
-_NOT_INSTALLED = (
-    psycopg.errors.UndefinedTable,
-    psycopg.errors.UndefinedFunction,
-    psycopg.errors.InvalidSchemaName,
-)
 
 
 class Connections:
@@ -86,7 +77,7 @@ class Connections:
                 try:
                     prepare(connection)
                 except psycopg.errors.InsufficientPrivilege as error:
-                    raise self._missing_right(error, connection, needs) from None
+                    raise missing_right(self._executor, connection, error, needs) from None
                 closing.pop_all()
             return connection
 
@@ -181,13 +172,13 @@ class Connections:
             try:
                 return work(_checked(connection), again)
             except psycopg.errors.InsufficientPrivilege as error:
-                raise self._missing_right(error, connection, needs) from None
+                raise missing_right(self._executor, connection, error, needs) from None
 
         if connection is not None:
             try:
                 return attempt(connection, False)
-            except _NOT_INSTALLED as error:
-                raise self._not_installed(error, connection) from None
+            except NOT_INSTALLED as error:
+                raise not_installed(self._executor.schema, connection, error) from None
         pool = self._pool()
         try:
             return self._try(pool, lambda c: attempt(c, False), within)
@@ -226,47 +217,13 @@ class Connections:
             if self._closed:
                 raise psycopg.OperationalError(_CLOSED) from None
             raise
-        except _NOT_INSTALLED:
+        except NOT_INSTALLED:
             with pool.connection() as connection:
                 try:
                     schemas.check(connection, self._executor.schema)
                 except SchemaError as error:
                     raise error from None  # It says what the driver's error, its context, means.
             raise
-
-    def _not_installed(
-        self, error: psycopg.Error, connection: Connection
-    ) -> psycopg.Error | SchemaError:
-        """The error itself if it names another schema. The caller's transaction has failed, so
-        nothing more can be read there."""
-        schema, message = self._executor.schema, primary_message(error)
-        if f"{schema}." not in message and f'"{schema}"' not in message:
-            return error
-        return SchemaError(
-            f"{message}: schema {schema!r} is not installed in database "
-            f"{connection.info.dbname!r}, or is not this code's: run cmdbus init for this database "
-            f"and schema"
-        )
-
-    def _missing_right(
-        self, error: psycopg.Error, connection: Connection, needs: str
-    ) -> MissingRightError:
-        role, schema = self._role(connection), self._executor.schema
-        denied = f"role {role!r} lacks a right ({primary_message(error)})"
-        if needs == "owner":
-            return MissingRightError(f"{denied}: only the owner of schema {schema} has it")
-        option = "" if schema == schemas.DEFAULT else f" --schema {schema}"
-        grant = f"cmdbus init{option} --{needs} {shlex.quote(role)}"
-        return MissingRightError(
-            f"{denied} that roles of the kind {needs} have: use one of them, or, to make this "
-            f"role one, as the owner of the schema, run {grant}"
-        )
-
-    def _role(self, connection: Connection) -> str:
-        """The role whose rights count; in a failed transaction, the one that logged in."""
-        if connection.info.transaction_status is _IDLE:
-            return str(self._executor.value(connection, "read_role"))
-        return connection.info.user
 
     def _pool(self) -> Pool | SessionPool:
         pid = os.getpid()
