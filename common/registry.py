@@ -1,11 +1,12 @@
 """Which function handles which commands. The only way from a command to code."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from cmdbus.checks import check_name, check_seconds
+from cmdbus.command import Command
 from cmdbus.errors import HandlerAlreadyRegisteredError
 from cmdbus.retry import RetryPolicy
 
@@ -14,6 +15,23 @@ HandlerFunction = Callable[..., Any]
 F = TypeVar("F", bound=HandlerFunction)
 
 _MARKS = "_cmdbus_marks"
+
+
+class Group(Protocol):
+    """Commands of one domain that are handled in one transaction. Nothing of that is left if it
+    fails: then each of them is handled by its own function."""
+
+    def takes(self, command: Command, /) -> bool:
+        """False: its own function handles it."""
+
+    def handle(self, command: Command, /) -> None: ...
+    def write(self) -> None:
+        """After all have been handled."""
+
+
+#: Called with commands that have different correlation ids, with the connection of a transaction,
+#: and with the schema's name.
+MakeGroup = Callable[[Sequence[Command], Any, str], Group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +45,8 @@ class Handler:
     #: Bounds one SQL statement in the handler's transaction.
     statement_timeout: float | None = None
     retry: RetryPolicy | None = None
+    #: The same for all types of a domain whose commands may be handled together.
+    group: MakeGroup | None = field(default=None, repr=False)
     #: `retry`, or the default.
     policy: RetryPolicy = field(init=False, repr=False)
 

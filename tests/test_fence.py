@@ -140,7 +140,7 @@ def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
     assert claimer.settle(ended(lost, outcome)) == [lost]
     with connect(dsn) as within:
         begin(statements, within, statement=5, idle=5, marker="x")
-        assert statements.settle_within(within, ended(lost, outcome), "x")[0] is False
+        assert statements.settle_within(within, [ended(lost, outcome)], "x")[0] == [lost]
         roll_back(statements, within)
     assert claimer.renew(lost) == [lost]
     assert statements.release(connection, [lost], [1], "why") == []

@@ -161,8 +161,8 @@ def test_a_command_with_a_transaction_has_two_round_trips_of_its_own_beside_the_
                 idle=TIMEOUTS.thread,
                 marker="1:1",
             )
-            settled, prepared = statements.settle_within(connection, ended(claim), "1:1")
-            assert settled
+            lost, prepared = statements.settle_within(connection, [ended(claim)], "1:1")
+            assert lost == []
             commit(statements, connection, prepared)
         assert (wire.statements, wire.round_trips) == (3, 3)
 

@@ -258,7 +258,7 @@ def test_a_settlement_that_a_locked_table_blocks_costs_no_attempt(
     with running(dsn, registry, timeouts=ladder), psycopg.connect(dsn) as stranger:
         id_ = bus.send("payments", "Debit")
         gate.wait_for(1)
-        stranger.execute("LOCK TABLE cmdbus.event IN ACCESS EXCLUSIVE MODE")
+        stranger.execute("LOCK TABLE cmdbus.finished IN ACCESS EXCLUSIVE MODE")
         gate.open.set()
         await_lock_waits(dsn)
         # Beyond the statement timeout, and a lease: what was not settled is renewed meanwhile.

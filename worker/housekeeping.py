@@ -192,6 +192,8 @@ class Housekeeping:
         thread.connection.take_away()
         finished = work.timed_out(stack, activity)
         work.outcome_taken = True
+        # Nothing of them has happened.
+        self._pipeline.in_flight.mark_released(c for c in work.group if c is not work.claim)
         self._telemetry.health.stuck(time.monotonic())
         self._pipeline.unsettled.settle(self._connection, self._slot, [finished])
 

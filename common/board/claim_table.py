@@ -66,6 +66,10 @@ class ClaimTable:
     def started(self, index: int) -> None:
         self._cells[index] += 1
 
+    def restored(self, index: int) -> None:
+        """What was started has not happened."""
+        self._cells[index] -= 1
+
     def finished(self, index: int) -> None:
         self._cells[index] += 1
 

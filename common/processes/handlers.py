@@ -2,14 +2,15 @@
 locks its row first."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from cmdbus.command import Command
 from cmdbus.context import Context
+from cmdbus.database.pool import Connection
 from cmdbus.processes import batch_steps
 from cmdbus.processes.advancing import Process
 from cmdbus.processes.batch_steps import BATCH
@@ -34,6 +35,7 @@ class ProcessHandlers:
     def __init__(self, domain: str, managers: "Mapping[str, ProcessManager[Any]]") -> None:
         self._domain = domain
         self._managers = managers
+        self._group = partial(ProcessGroup, self)
 
     @property
     def all(self) -> list[Handler]:
@@ -46,15 +48,19 @@ class ProcessHandlers:
             "process:counted": self.end_batch,
             BATCH: self.receive_batch,
         }
-        return [Handler(self._domain, type_, function) for type_, function in functions.items()]
+        grouped = "Reply", "process:start"
+        return [
+            Handler(self._domain, type_, function, group=self._group if type_ in grouped else None)
+            for type_, function in functions.items()
+        ]
 
     def start(self, command: Command, context: Context) -> None:
         with self._moving(command, context) as transition:
-            self._begin(command, transition)
+            self.begin(command, transition)
 
     def receive(self, command: Command, context: Context) -> None:
         with self._moving(command, context) as transition:
-            self._take_reply(command, transition)
+            self.take_reply(command, transition)
 
     def receive_batch(self, command: Command, context: Context) -> None:
         """The commands of a step have ended."""
@@ -116,16 +122,24 @@ class ProcessHandlers:
     ) -> Iterator[Transition]:
         """Locks the process that a command is about, by default the one that it is correlated
         with; writes its move at the end."""
-        transition = Transition(
-            _store(context.schema),
-            context.connection,
-            self._domain,
-            [process_id or command.correlation_id],
-        )
+        process_ids = [process_id or command.correlation_id]
+        transition = self.transition(context.schema, context.connection, process_ids)
         yield transition
         transition.write()
 
-    def _begin(self, command: Command, transition: Transition) -> None:
+    def transition(
+        self,
+        schema: str,
+        connection: Connection,
+        process_ids: Sequence[UUID],
+        *,
+        skips_locked: bool = False,
+    ) -> Transition:
+        return Transition(
+            _store(schema), connection, self._domain, process_ids, skips_locked=skips_locked
+        )
+
+    def begin(self, command: Command, transition: Transition) -> None:
         process = self._process(command, transition)
         if process is not None:
             if process.row.status == ProcessStatus.PENDING:
@@ -133,7 +147,7 @@ class ProcessHandlers:
             else:
                 _drop(command, f"{process.row.label} is {process.row.status} already")
 
-    def _take_reply(self, command: Command, transition: Transition) -> None:
+    def take_reply(self, command: Command, transition: Transition) -> None:
         if command.correlation_id == command.command_id:
             _drop(command, "it has no correlation id")
             return
@@ -166,6 +180,34 @@ class ProcessHandlers:
             _drop(command, f"{row.label} has no manager here", logging.ERROR)
             return None
         return Process(transition, row, manager)
+
+
+class ProcessGroup:
+    """Starts and replies of several processes. One whose row is locked, or that is unknown here,
+    waits for nobody and is handled by itself."""
+
+    def __init__(
+        self,
+        handlers: ProcessHandlers,
+        commands: Sequence[Command],
+        connection: Connection,
+        schema: str,
+    ) -> None:
+        self._handlers = handlers
+        process_ids = [command.correlation_id for command in commands]
+        self._transition = handlers.transition(schema, connection, process_ids, skips_locked=True)
+
+    def takes(self, command: Command) -> bool:
+        return command.correlation_id in self._transition.rows
+
+    def handle(self, command: Command) -> None:
+        if command.type == "Reply":
+            self._handlers.take_reply(command, self._transition)
+        else:
+            self._handlers.begin(command, self._transition)
+
+    def write(self) -> None:
+        self._transition.write()
 
 
 def _drop(command: Command, why: str, level: int = logging.WARNING) -> None:

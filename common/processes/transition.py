@@ -1,7 +1,7 @@
 """What one transaction does to processes: it locks their rows, and writes what becomes of them and
 what they send in one statement."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -86,11 +86,18 @@ class Transition:
     """Locks these processes of a domain; `write` comes last."""
 
     def __init__(
-        self, store: Store, connection: Connection, domain: str, process_ids: Iterable[UUID]
+        self,
+        store: Store,
+        connection: Connection,
+        domain: str,
+        process_ids: Sequence[UUID],
+        *,
+        skips_locked: bool,
     ) -> None:
         self.store, self.connection = store, connection
         self._domain = domain
-        found = store.rows(connection, "lock_processes", process_ids=ids(process_ids))
+        values = {"process_ids": ids(process_ids), "skips_locked": skips_locked}
+        found = store.rows(connection, "lock_processes", **values)
         #: Those of the domain that exist.
         self.rows = {row[0]: ProcessRow._make(row) for row in found if row[1] == domain}
         self._moves: list[Move] = []

@@ -135,8 +135,8 @@ def _run_singly(connection: psycopg.Connection, statements: ClaimStatements) -> 
             marker=marker,
         )
         connection.execute(_INSERT, (claim.command_id,))
-        settled, prepared = statements.settle_within(connection, _finished(claim), marker)
-        assert settled
+        lost, prepared = statements.settle_within(connection, [_finished(claim)], marker)
+        assert lost == []
         commit(statements, connection, prepared)
 
 

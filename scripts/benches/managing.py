@@ -4,10 +4,10 @@ import time
 from enum import StrEnum
 from typing import Any
 
-from benches import bare
-from benches.comparison import Comparison, Found, Place
+from benches import bare, cpu
+from benches.comparison import Found, Place
 from benches.fleet import DOMAIN, TYPE, Fleet, fleet, nothing
-from benches.yard import Yard, yard
+from benches.yard import Cost, Yard, rates_and_cpu, yard
 from cmdbus import HandlerRegistry, ProcessManager, Reply, SendRequest
 
 _MANAGED, _REPLIES = "managing", "replies"
@@ -71,33 +71,40 @@ def process(slot: Place) -> Found:
         ) as running,
     ):
 
-        def compare(type_: str) -> Comparison:
+        def compare(name: str, type_: str) -> Found:
             pairs = slot.alternate(
                 lambda seconds: _replied(here, running, type_, _part(slot, count, seconds)),
                 lambda seconds: _managed(here, running, type_, _part(slot, count, seconds)),
             )
-            return Comparison(pairs=pairs, configuration=configuration)
+            return rates_and_cpu(name, pairs, **configuration)
 
-        return {"process": compare(_WRITE), "process-empty": compare(TYPE)}
+        return {**compare("process", _WRITE), **compare("process-empty", TYPE)}
 
 
-def _replied(here: Yard, running: Fleet, type_: str, count: int) -> float:
+def _replied(here: Yard, running: Fleet, type_: str, count: int) -> Cost:
     here.connection.execute(_CLEAR)
     here.bus.pause(DOMAIN)
     here.bus.send_many([SendRequest(DOMAIN, type_, reply_to=_REPLIES)] * (4 * count))
-    return _rate_of(here, running, DOMAIN, count)
+    return _cost_of(here, running, DOMAIN, count)
 
 
-def _managed(here: Yard, running: Fleet, type_: str, count: int) -> float:
+def _managed(here: Yard, running: Fleet, type_: str, count: int) -> Cost:
     here.connection.execute(_CLEAR)
     here.bus.pause(_MANAGED)
     for _ in range(count):
         here.bus.start_process(_MANAGED, "FourSteps", {"type": type_})
-    return _rate_of(here, running, _MANAGED, count)
+    return _cost_of(here, running, _MANAGED, count)
 
 
-def _rate_of(here: Yard, running: Fleet, domain: str, count: int) -> float:
-    """Commands of steps in a second, once the domain is resumed."""
+def _cost_of(here: Yard, running: Fleet, domain: str, count: int) -> Cost:
+    """Of the commands of steps, once the domain is resumed."""
+    server = here.server()
+    seconds, spent = cpu.of(lambda: _drain(here, running, domain), [*running.pids(), *server])
+    return Cost(4 * count / seconds, 1e6 * spent / (4 * count) if server else None)
+
+
+def _drain(here: Yard, running: Fleet, domain: str) -> float:
+    """The seconds that it takes."""
     began = time.monotonic()
     here.bus.resume(domain)
     while here.connection.execute(_LEFT).fetchone() is not None:
@@ -105,7 +112,7 @@ def _rate_of(here: Yard, running: Fleet, domain: str, count: int) -> float:
         if time.monotonic() > began + _PATIENCE_S:
             raise TimeoutError(f"{domain} is not drained after {_PATIENCE_S:.0f} s")
         time.sleep(_LOOK_S)
-    return 4 * count / (time.monotonic() - began)
+    return time.monotonic() - began
 
 
 def _part(slot: Place, count: int, seconds: float) -> int:

@@ -28,8 +28,10 @@ from cmdbus.worker.claims.claim import (
     ClaimScope,
     Connection,
     Finished,
+    plain_and_others,
     results_of,
 )
+from cmdbus.worker.claims.floors import lows
 from cmdbus.worker.claims.outcomes import completed, with_ascii_texts
 from cmdbus.worker.claims.rejections import was_executed
 
@@ -94,14 +96,7 @@ class ClaimStatements(Executor):
         if self._scope is ClaimScope.SUSPECT:
             return self.settle(connection, done) if done else [], self._suspect(connection, request)
         settled = [finished.claim for finished in done]
-        values = {
-            **self._fence(settled),
-            **self._limits(request),
-            "ctids": ctids([claim.ctid for claim in settled]),
-            "max_attempts": whole([finished.max_attempts for finished in done]),
-            "results": texts([finished.outcome.result for finished in done]),
-            "batch_ids": any_ids([claim.batch_id for claim in settled]),
-        }
+        values = {**self._completions(done), **self._limits(request)}
         cursor = self.execute(connection, "settle_and_claim", values, prepare=True, binary=True)
         rows = cursor.fetchall()
         claims: list[Claim] = []
@@ -121,8 +116,8 @@ class ClaimStatements(Executor):
         return {
             "claim_domains": texts([domain for domain, _ in queues]),
             "claim_priorities": whole([priority for _, priority in queues]),
-            "floors": _lows(request.floors, queues),
-            "quick_floors": _lows(request.quick_floors, queues if request.prefetch else []),
+            "floors": whole(lows(request.floors, queues)),
+            "quick_floors": whole(lows(request.quick_floors, queues if request.prefetch else [])),
             "below": request.below,
             "types": texts(request.types),
             "quick_types": texts(request.quick_types if request.prefetch else []),
@@ -200,13 +195,17 @@ class ClaimStatements(Executor):
         return _positioned(lost, [finished.claim for finished in done])
 
     def settle_within(
-        self, connection: Connection, finished: Finished, marker: str
-    ) -> tuple[bool | None, list[str]]:
-        """Settles in its handler's transaction: None if that transaction has ended, False if the
-        claim was lost. And which statements SQL has prepared in the session."""
-        values = self._outcomes(_storable(connection, [finished]))
-        [(lost, prepared)] = self.rows(connection, "settle", **values, marker=marker)
-        return None if lost is None else not lost, prepared or []
+        self, connection: Connection, done: Sequence[Finished], marker: str
+    ) -> tuple[list[Claim] | None, list[str]]:
+        """Settles in a handler's transaction, and returns the claims that were lost; None if that
+        transaction has ended. And which statements SQL has prepared in the session."""
+        done = _storable(connection, done)
+        _, others = plain_and_others(done)
+        name = "settle" if others else "complete_within"
+        values = self._outcomes(done) if others else self._completions(done)
+        [(lost, prepared)] = self.rows(connection, name, **values, marker=marker)
+        claims = [finished.claim for finished in done]
+        return None if lost is None else _positioned(lost, claims), prepared or []
 
     def release(
         self,
@@ -309,6 +308,16 @@ class ClaimStatements(Executor):
             "claimer": self.incarnation,
         }
 
+    def _completions(self, done: Sequence[Finished]) -> dict[str, object]:
+        claims = [finished.claim for finished in done]
+        return {
+            **self._fence(claims),
+            "ctids": ctids([claim.ctid for claim in claims]),
+            "max_attempts": whole([finished.max_attempts for finished in done]),
+            "results": texts([finished.outcome.result for finished in done]),
+            "batch_ids": any_ids([claim.batch_id for claim in claims]),
+        }
+
     def _outcomes(self, done: Sequence[Finished]) -> dict[str, object]:
         outcomes = [finished.outcome for finished in done]
         claims = [finished.claim for finished in done]
@@ -338,9 +347,3 @@ def _storable(connection: Connection, done: Sequence[Finished]) -> Sequence[Fini
     if connection.info.parameter_status("server_encoding") in (None, "UTF8"):
         return done
     return [finished._replace(outcome=with_ascii_texts(finished.outcome)) for finished in done]
-
-
-def _lows(floors: Mapping[tuple[str, int], int], queues: Sequence[tuple[str, int]]) -> str:
-    if not floors:
-        return whole([0] * len(queues))
-    return whole([floors.get(queue, 0) for queue in queues])

@@ -7,11 +7,8 @@ commit together, or neither.
 
 import os
 import random
-import sys
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
-from contextvars import copy_context
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Protocol
@@ -20,7 +17,6 @@ import psycopg
 
 from cmdbus.checks import check_seconds
 from cmdbus.clock import time
-from cmdbus.command import received
 from cmdbus.context import Context
 from cmdbus.data import Undecodable, decode
 from cmdbus.errors import (
@@ -45,6 +41,7 @@ from cmdbus.worker.claims.outcomes import (
     not_to_be_run,
     troubled,
 )
+from cmdbus.worker.execution.application_code import call, command_of
 from cmdbus.worker.execution.handler_batch import HandlerBatch
 from cmdbus.worker.execution.handler_connection import (
     USED_AFTER_FORK,
@@ -106,6 +103,8 @@ class Execution:
     committed: Finished | None = None
     #: It has timed out, and housekeeping has its outcome.
     outcome_taken = False
+    #: The claims that one transaction settles together with this one, and this one.
+    group: Sequence[Claim] = ()
     _transaction: HandlerTransaction | None = None
     #: Whether the handler has asked for a session, and the one that it got.
     _touched = False
@@ -161,26 +160,14 @@ class Execution:
 
     def _execute(self, data: Any) -> Outcome | None:
         claim = self.claim
-        command = received(
-            claim.domain,
-            claim.type,
-            claim.command_id,
-            data,
-            claim.priority,
-            claim.correlation_id,
-            claim.reply_to,
-            claim.created_at.astimezone(UTC),
-        )
+        command = command_of(claim, data)
         context = Context(command, self, claim.attempts + 1, self.max_attempts)
         try:
             try:
                 failpoint(BEFORE_EFFECT)
                 try:
-                    # In a copy, so that the values that it sets for itself end with it.
-                    result = copy_context().run(self._handler.function, command, context)
+                    result = call(self._thread.pid, self._handler.function, command, context)
                 finally:
-                    if os.getpid() != self._thread.pid:
-                        _leave_fork()
                     with self._opening:
                         self._over = True
                 outcome = _storable(result)
@@ -279,6 +266,10 @@ class Execution:
         return self._statements.schema
 
     def open(self) -> HandlerConnection:
+        return self.transaction().connection
+
+    def transaction(self) -> HandlerTransaction:
+        """Opens it at the first call."""
         if os.getpid() != self._thread.pid:
             raise InvalidOperationError(USED_AFTER_FORK)
         with self._opening:
@@ -295,7 +286,7 @@ class Execution:
                     # It ended after the thread's latest command, so it is no loss of this one.
                     self._session = self._thread.connect()
                     self._transaction = self._begin(self._session)
-            return self._transaction.connection
+            return self._transaction
 
     def batch(self) -> HandlerBatch | None:
         batch_id = self.claim.batch_id
@@ -353,19 +344,6 @@ def _is_of_driver(error: BaseException) -> bool:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     module: str = frames[-1].f_globals.get("__name__", "")
     return module.startswith("psycopg")
-
-
-def _leave_fork() -> None:
-    """Ends a process that the handler forked and that has returned from the handler: it must not
-    touch anything that it shares with the worker."""
-    error = sys.exception()
-    code = 0 if error is None else 1
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    with suppress(BaseException):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code & 0xFF)
 
 
 def _storable(result: object) -> Outcome:

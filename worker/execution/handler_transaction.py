@@ -86,32 +86,30 @@ class HandlerTransaction:
         """Sets new limits, in seconds. Called by any thread."""
         self.connection.limit(limits(self._statements, statement=statement, idle=idle))
 
-    def complete(self, finished: Finished) -> None:
+    def complete(self, *done: Finished) -> None:
         """Settles and commits. The COMMIT is sent only once the settlement has found its row: else
         the effects could be committed without the completion."""
         self._retire()
         self._check_finished()
         try:
-            settled, prepared = self._statements.settle_within(
-                self._session, finished, self._marker
-            )
+            lost, prepared = self._statements.settle_within(self._session, done, self._marker)
         except psycopg.Error as error:
             if lacks_a_right(error):
-                raise self._refusal(error, finished.claim) from error
+                raise self._refusal(error, done[0].claim) from error
             if lacks_partition(error):
                 self._make_partitions()
             elif not _is_blocked(error, self._statements.schema):
                 raise
             raise SettlementBlockedError(_BLOCKED, reason(error)) from error
-        if settled is None:
+        if lost is None:
             raise PermanentCommandError(
                 "TRANSACTION_ENDED",
                 "the handler ended the transaction of context.connection by itself, or changed "
                 "its isolation level: it commits with the command, so what it wrote may be "
                 "there twice if it runs again; an operator must decide",
             )
-        if not settled:
-            raise self._missing(finished.claim)
+        if lost:
+            raise self._missing(lost[0])
         failpoint(BEFORE_COMMIT)
         commit(self._statements, self._session, prepared)
         self._clean = True

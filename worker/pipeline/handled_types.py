@@ -24,10 +24,16 @@ class RunTimes:
         #: Seconds of a run, on average.
         self._mean: float | None = None
 
-    def add(self, seconds: float) -> None:
-        """`seconds`: without those in which its thread waited for a CPU."""
+    def count_within(self, seconds: float) -> int:
+        """The number of runs that take so long together; at least one."""
+        return max(1, int(seconds / self._mean)) if self._mean else 1
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """`count` runs that took so long each, without the time in which the thread waited for a
+        CPU."""
         mean = self._mean
-        mean = seconds if mean is None else mean + (seconds - mean) * _WEIGHT
+        weight = _WEIGHT if count == 1 else 1 - (1 - _WEIGHT) ** count
+        mean = seconds if mean is None else mean + (seconds - mean) * weight
         if mean >= QUICK_SECONDS > seconds:
             mean = seconds
         self._mean = mean

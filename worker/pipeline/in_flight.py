@@ -11,6 +11,7 @@ the board, so that a rescuer knows what ran.
 
     take     the leader, before the entry is queued               -> QUEUED
     start    the thread that drew it, before its slot shows it    QUEUED -> RUNNING
+    restore  the same, if the group that it ran in has failed     RUNNING -> QUEUED
     finish   the same, before the outcome waits to be settled     RUNNING -> FINISHED
     hold     the thread that settles it                           FINISHED -> ROW_LOCKED,
                                                                   FINISHED -> ROW_MISSING
@@ -61,6 +62,8 @@ class Entry:
     index: int | None = None
     payload_bytes: int = 0
     state: EntryState = QUEUED
+    #: A group that it was in has failed.
+    runs_singly: bool = False
     #: The outcome in the states ROW_LOCKED and ROW_MISSING.
     finished: Finished | None = None
 
@@ -140,6 +143,14 @@ class InFlight:
         entry.state = RUNNING
         if entry.index is not None:
             self._claim_table.started(entry.index)
+
+    def restore(self, entry: Entry) -> None:
+        """It may have been started, and runs singly."""
+        entry.runs_singly = True
+        if entry.state is RUNNING:
+            entry.state = QUEUED
+            if entry.index is not None:
+                self._claim_table.restored(entry.index)
 
     def finish(self, entry: Entry) -> None:
         if entry.state is RUNNING:  # else a worker that has stopped released it

@@ -8,7 +8,7 @@ they wait.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 
@@ -83,6 +83,24 @@ class LocalQueue:
     def put_back(self, item: ControlItem) -> None:
         """Called by a thread that draws next."""
         self._items.append(item)
+
+    def draw_group(self, first: Entry, joins: Callable[[Entry], bool], most: int) -> list[Entry]:
+        """Further entries that join an entry that was drawn, as long as the next one does."""
+        drawn, domain_pauses = [first], self.domain_pauses
+        while len(drawn) < most and (item := self.draw()) is not None:
+            if not (isinstance(item, Entry) and joins(item)):
+                self.put_first([item], domain_pauses)
+                break
+            drawn.append(item)
+        return drawn
+
+    def put_first(self, items: Sequence[Item], domain_pauses: int) -> None:
+        """Puts back what was drawn, when `domain_pauses` had this value. Another thread may have
+        found the queue empty meanwhile."""
+        self.domain_pauses = min(self.domain_pauses, domain_pauses)
+        self._items.extendleft(reversed(items))
+        if items:
+            self.wake()
 
     def fill(self, entries: Sequence[Entry], domain_pauses: int) -> None:
         """`domain_pauses`: their number when the claim began. Wakes no thread."""

@@ -9,10 +9,11 @@ A command is settled in one of three ways, by functions of the schema:
 
     complete              it completed, and no reply was asked for: in the round trip that claims
     settle                any other outcome: before that round trip, or by housekeeping
-    settle with a marker  it used context.connection: by its thread, in the handler's transaction
+    either with a marker  it used context.connection: by its thread, in the handler's transaction
 
     take_turn           an item of the queue, until the thread must end
     ├── _run            a command:  in flight -> Execution.run -> finished -> unsettled
+    ├── _run_group      commands that one transaction can handle: GroupExecution.run -> settled
     └── Leader.lead     the leadership:  unsettled -> database -> in flight -> queue
 
 If all threads are busy, the leadership waits in the queue: that is backpressure. Only an
@@ -20,18 +21,20 @@ empty claim makes the leader wait for a wake-up.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from uuid import UUID
 
 import psycopg
 
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
-from cmdbus.worker.claims.claim import Claim
+from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.execution import Execution
+from cmdbus.worker.execution.group_execution import GroupExecution
 from cmdbus.worker.pipeline.batch_transitions import BatchTransitions
-from cmdbus.worker.pipeline.handled_types import QUICK_SECONDS, HandledTypes, RunTimes
+from cmdbus.worker.pipeline.handled_types import QUICK_SECONDS, HandledType, HandledTypes, RunTimes
 from cmdbus.worker.pipeline.in_flight import Entry, InFlight
 from cmdbus.worker.pipeline.leader import Leader
 from cmdbus.worker.pipeline.local_queue import LEADERSHIP, STOP, LocalQueue
@@ -40,6 +43,9 @@ from cmdbus.worker.pipeline.unsettled import Unsettled
 from cmdbus.worker.pipeline.worker_thread import WorkerThread
 
 logger = logging.getLogger(__name__)
+
+#: Seconds that a group may take, by the means of its commands, and their number.
+_GROUP_SECONDS, _MAX_GROUP = 0.2, 100
 
 
 class Pipeline:
@@ -125,20 +131,12 @@ class Pipeline:
     def _run(self, thread: WorkerThread, entry: Entry) -> bool:
         claim = entry.claim
         handled = self._handled_types.find(claim.domain, claim.type)
+        if handled.handler.group is not None and _may_join(entry):
+            entries = self._draw_group(entry, handled)
+            if len(entries) > 1:
+                return self._run_group(thread, entries, handled)
         self._prepare(thread, claim.domain, handled.run_times)
-        execution = Execution(claim, handled, thread, self._statements, self._timeouts)
-        self.in_flight.start(entry)
-        thread.slot.begin(
-            handled.command_type,
-            claim.priority,
-            claim.id,
-            claim.token,
-            claim.command_id,
-            claim.attempts + 1,
-            execution.began_ns,
-            execution.began_ns + handled.timeout_ns,
-        )
-        thread.work = execution
+        execution = self._begin(thread, entry, handled)
         try:
             finished = execution.run()
         finally:
@@ -163,6 +161,93 @@ class Pipeline:
             self._log(thread)
         return True
 
+    def _begin(self, thread: WorkerThread, entry: Entry, handled: HandledType) -> Execution:
+        claim = entry.claim
+        execution = Execution(claim, handled, thread, self._statements, self._timeouts)
+        self.in_flight.start(entry)
+        thread.slot.begin(
+            handled.command_type,
+            claim.priority,
+            claim.id,
+            claim.token,
+            claim.command_id,
+            claim.attempts + 1,
+            execution.began_ns,
+            execution.began_ns + handled.timeout_ns,
+        )
+        thread.work = execution
+        return execution
+
+    def _draw_group(self, first: Entry, handled: HandledType) -> list[Entry]:
+        """Commands that one transaction can handle together, and soon."""
+        correlation_ids = {first.claim.correlation_id}
+        domain, group = first.claim.domain, handled.handler.group
+
+        def joins(entry: Entry) -> bool:
+            claim = entry.claim
+            if (
+                not _may_join(entry)
+                or claim.domain != domain
+                or claim.correlation_id in correlation_ids
+                or self._handled_types.find(domain, claim.type).handler.group is not group
+            ):
+                return False
+            correlation_ids.add(claim.correlation_id)
+            return True
+
+        most = min(_MAX_GROUP, handled.run_times.count_within(_GROUP_SECONDS))
+        return self.queue.draw_group(first, joins, most)
+
+    def _run_group(self, thread: WorkerThread, entries: list[Entry], handled: HandledType) -> bool:
+        """Those that fail go back into the queue, and run singly."""
+        domain_pauses = self.queue.domain_pauses
+        by_id = {entry.claim.command_id: entry for entry in entries}
+        self._prepare(thread, entries[0].claim.domain, handled.run_times)
+        try:
+            done, stays = self._handle_together(thread, by_id, handled)
+            if not stays:
+                return False
+            for finished in done:
+                self.in_flight.finish(by_id.pop(finished.claim.command_id))
+            self.unsettled.settled(thread.slot, done)
+            for entry in by_id.values():
+                self.in_flight.restore(entry)
+            self.queue.put_first([*by_id.values()], domain_pauses)
+        except BaseException:
+            if thread.end():
+                self.in_flight.free([entry.claim for entry in entries])
+            raise
+        self._waiter.wake_if_waiting()
+        if self.unsettled.unlogged:
+            self._log(thread)
+        return True
+
+    def _handle_together(
+        self, thread: WorkerThread, entries: Mapping[UUID, Entry], handled: HandledType
+    ) -> tuple[list[Finished], bool]:
+        """What was settled, and whether no command has timed out: housekeeping has them then."""
+        claims = [entry.claim for entry in entries.values()]
+
+        def begin(claim: Claim) -> Execution | None:
+            if not thread.end():
+                return None
+            handled = self._handled_types.find(claim.domain, claim.type)
+            execution = self._begin(thread, entries[claim.command_id], handled)
+            execution.group = claims
+            return execution
+
+        assert handled.handler.group is not None
+        group = GroupExecution(handled.handler.group, claims, thread, self._statements, begin)
+        thread.waited_for_cpu()
+        began = time.monotonic()
+        try:
+            done = group.run()
+        finally:
+            stays = thread.end()
+        seconds = time.monotonic() - began - thread.waited_for_cpu()
+        handled.run_times.add(max(0.0, seconds) / len(claims), len(claims))
+        return done, stays
+
     def _prepare(self, thread: WorkerThread, domain: str, run_times: RunTimes) -> None:
         """Before a command that may be long: wakes a thread for the other commands, and settles the
         outcomes that wait."""
@@ -174,3 +259,9 @@ class Pipeline:
             thread.slot.end(time.monotonic_ns())
             with suppress(psycopg.Error):
                 self.unsettled.settle(thread.connection, thread.slot, self.unsettled.take())
+
+
+def _may_join(entry: Entry) -> bool:
+    """A command that has failed before must not hold others up."""
+    claim = entry.claim
+    return not (entry.runs_singly or claim.attempts or claim.losses)

@@ -47,6 +47,17 @@ SELECT CASE
     CASE WHEN %(marker)s::text IS NOT NULL THEN (
         SELECT array_agg(quote_ident(name)) FROM pg_prepared_statements WHERE from_sql) END;
 
+-- name: complete_within
+-- As settle with a marker, for plain completions: a third of its time.
+SELECT CASE
+    WHEN current_setting('cmdbus.transaction', true) = %(marker)s
+        AND current_setting('transaction_isolation') = 'read committed'
+    THEN {schema}.complete(
+        %(ctids)s::tid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(command_ids)s::uuid[],
+        %(claimer)s, %(max_attempts)s::smallint[], %(results)s::json[], %(batch_ids)s::uuid[])
+    END,
+    (SELECT array_agg(quote_ident(name)) FROM pg_prepared_statements WHERE from_sql);
+
 -- name: find_claimable
 -- Keys of the rows that a claim would take; see claim in the schema.
 SELECT c.domain, c.priority, c.id, c.token, c.command_id, c.claimer

@@ -3,7 +3,7 @@
 -- name: lock_processes
 SELECT process_id, domain::text, type::text, status, step, state::text, version, number,
     awaited_domain, awaited_id, undoing, timer_id, ending, error
-FROM {schema}.lock_processes(%(process_ids)s::uuid[]);
+FROM {schema}.lock_processes(%(process_ids)s::uuid[], %(skips_locked)s);
 
 -- name: advance_processes
 SELECT {schema}.advance_processes(

@@ -172,18 +172,26 @@ BEGIN
 END
 $$;
 
--- The rows of processes, without those that are unknown. Waits for transactions that move them on.
-CREATE FUNCTION {schema}.lock_processes(p_process_ids uuid[])
+-- The rows of processes, without those that are unknown. Waits for transactions that move them on,
+-- or leaves those out (p_skips_locked).
+CREATE FUNCTION {schema}.lock_processes(p_process_ids uuid[], p_skips_locked boolean)
 RETURNS SETOF {schema}.managed_process
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 BEGIN
-    -- Sorted, so that two calls with the same ids cannot deadlock.
-    RETURN QUERY
-    SELECT p.* FROM {schema}.managed_process p
-    WHERE p.process_id = ANY (p_process_ids)
-    ORDER BY p.process_id
-    FOR UPDATE;
+    IF p_skips_locked THEN
+        RETURN QUERY
+        SELECT p.* FROM {schema}.managed_process p
+        WHERE p.process_id = ANY (p_process_ids)
+        FOR UPDATE SKIP LOCKED;
+    ELSE
+        -- Sorted, so that two calls with the same ids cannot deadlock.
+        RETURN QUERY
+        SELECT p.* FROM {schema}.managed_process p
+        WHERE p.process_id = ANY (p_process_ids)
+        ORDER BY p.process_id
+        FOR UPDATE;
+    END IF;
 END
 $$;
 

@@ -1,0 +1,149 @@
+"""Replies to several processes that are handled in one transaction: whatever one of them does,
+each process takes its step once."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from eventually import eventually, stays
+from handlers import LADDER, leave_effect, running
+from queries import rows
+from trips import Booking, Trip, soon, taken
+
+from cmdbus import CommandBus, CommandRecord, HandlerRegistry, Reply, TransientCommandError
+
+COUNT = 8
+TRANSACTIONS = """
+    SELECT count(DISTINCT s.xmin::text) FROM cmdbus.process_step s WHERE s.process_id = ANY (%s)
+        AND s.number = 2"""
+
+
+class Watched(Booking):
+    """Its trips are numbered by their cities; `acts` is called for the last one."""
+
+    def __init__(self, act: Callable[[int], None] = lambda calls: None) -> None:
+        self.calls = Counter[str]()
+        self._act = act
+
+    def update_state(self, state: Trip, step: Any, reply: Reply) -> Trip:
+        self.calls[state.city] += 1
+        if state.city == str(COUNT - 1):
+            self._act(self.calls[state.city])
+        return super().update_state(state, step, reply)
+
+
+@contextmanager
+def replied(dsn: str, bus: CommandBus, manager: Watched, **options: Any) -> Iterator[list[UUID]]:
+    """Trips whose first replies wait in a domain that is paused."""
+    registry = HandlerRegistry()
+    registry.register_process(manager)
+    registry.register("bookings", "Flight", leave_effect)
+    with running(dsn, soon(registry), concurrency=2 * COUNT, **options):
+        # A worker handles one reply by itself, to learn how long that takes.
+        first = bus.start_process("trips", "Booking", Trip("first"))
+        eventually(lambda: len(taken(bus, first)) == 2)
+        bus.pause("bookings")
+        ids = [bus.start_process("trips", "Booking", Trip(str(n))) for n in range(COUNT)]
+        eventually(lambda: len(bus.query("bookings", "PENDING", "Flight")) == COUNT)
+        bus.pause("trips")
+        bus.resume("bookings")
+        eventually(lambda: len(bus.query("trips", "PENDING", "Reply")) == COUNT)
+        yield ids
+
+
+def replies(bus: CommandBus, ids: list[UUID]) -> list[CommandRecord]:
+    found = {reply.correlation_id: reply for reply in bus.query("trips", type="Reply")}
+    return [found[process_id] for process_id in ids]
+
+
+def are_completed(bus: CommandBus, ids: list[UUID]) -> bool:
+    return all(reply.status == "COMPLETED" for reply in replies(bus, ids))
+
+
+def moved(bus: CommandBus, ids: list[UUID]) -> bool:
+    """Each has taken one step, once."""
+    steps = [taken(bus, process_id) for process_id in ids]
+    return all(each == ["FLIGHT SUCCESS", "HOTEL None"] for each in steps)
+
+
+def test_replies_to_several_processes_share_a_transaction(dsn: str, bus: CommandBus) -> None:
+    manager = Watched()
+    with replied(dsn, bus, manager) as ids:
+        bus.resume("trips")
+        eventually(lambda: moved(bus, ids))
+        eventually(lambda: are_completed(bus, ids))
+    assert rows(dsn, TRANSACTIONS, ids)[0][0] < COUNT
+    assert set(manager.calls.values()) == {1}
+
+
+def test_an_error_in_a_group_is_that_of_its_own_process(dsn: str, bus: CommandBus) -> None:
+    def fail(calls: int) -> None:
+        if calls < 3:  # in the group, and by itself
+            raise TransientCommandError("BUSY", "try again")
+
+    manager = Watched(fail)
+    with replied(dsn, bus, manager) as ids:
+        bus.resume("trips")
+        eventually(lambda: moved(bus, ids))
+        eventually(lambda: are_completed(bus, ids))
+    assert [reply.attempts for reply in replies(bus, ids)] == [*[1] * (COUNT - 1), 2]
+    assert max(manager.calls[str(n)] for n in range(COUNT - 1)) == 2  # a group was rolled back
+
+
+def test_a_group_waits_for_no_process_that_is_locked(
+    dsn: str, bus: CommandBus, sender: psycopg.Connection
+) -> None:
+    with replied(dsn, bus, Watched()) as ids:
+        lock = "SELECT FROM cmdbus.managed_process WHERE process_id = %s FOR UPDATE"
+        sender.execute(lock, (ids[0],))
+        bus.resume("trips")
+        eventually(lambda: moved(bus, ids[1:]))
+        stays(lambda: not moved(bus, ids[:1]), 0.1)
+        sender.rollback()
+        eventually(lambda: moved(bus, ids))
+
+
+def test_a_thread_that_hangs_in_a_group_costs_only_its_own_command_an_attempt(
+    dsn: str, bus: CommandBus
+) -> None:
+    release = threading.Event()
+
+    def hang(calls: int) -> None:
+        if calls == 1:
+            release.wait(20)
+
+    with replied(dsn, bus, Watched(hang), timeouts=LADDER) as ids:
+        bus.resume("trips")
+        eventually(lambda: moved(bus, ids))
+        release.set()
+        eventually(lambda: are_completed(bus, ids))
+    assert [reply.attempts for reply in replies(bus, ids)] == [*[1] * (COUNT - 1), 2]
+    audit = bus.audit("trips", replies(bus, ids)[-1].command_id)
+    assert [event.code for event in audit if event.code] == ["TIMEOUT"]
+
+
+def test_a_group_that_has_lost_one_of_its_claims_writes_nothing_for_it(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Another worker has the reply of the last process."""
+
+    def lose(calls: int) -> None:
+        if calls == 1:
+            # In a session of its own, as another node.
+            rows(
+                dsn,
+                "UPDATE cmdbus.ready SET token = token + 1, claimer = 1,"
+                " lease_until = clock_timestamp() + interval '1 hour' WHERE type = 'Reply'"
+                " AND correlation_id = %s RETURNING 1",
+                ids[-1],
+            )
+
+    with replied(dsn, bus, Watched(lose)) as ids:
+        bus.resume("trips")
+        eventually(lambda: moved(bus, ids[:-1]))
+        stays(lambda: not moved(bus, ids[-1:]), 0.1)
+        assert are_completed(bus, ids[:-1]) and not are_completed(bus, ids[-1:])

@@ -1,0 +1,95 @@
+"""Handles several commands in one transaction, which settles them together.
+
+A shortcut: whatever goes wrong, nothing of it has happened, and each command runs by itself.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from cmdbus.clock import time
+from cmdbus.command import Command
+from cmdbus.data import Undecodable, decode
+from cmdbus.failpoints import AFTER_COMMIT, BEFORE_EFFECT, failpoint
+from cmdbus.registry import MakeGroup
+from cmdbus.worker.claims.claim import Claim, Finished
+from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.claims.outcomes import completed
+from cmdbus.worker.execution.application_code import call, command_of
+from cmdbus.worker.execution.execution import ExecutingThread, Execution
+
+logger = logging.getLogger(__name__)
+
+
+class GroupFailedError(Exception):
+    """A group cannot go on."""
+
+
+class GroupExecution:
+    def __init__(
+        self,
+        make: MakeGroup,
+        claims: Sequence[Claim],
+        thread: ExecutingThread,
+        statements: ClaimStatements,
+        begin: Callable[[Claim], Execution | None],
+    ) -> None:
+        """`begin` shows that a command is being executed, with a deadline of its own; None: the
+        one before has timed out."""
+        self._make, self._claims = make, claims
+        self._thread, self._statements = thread, statements
+        self._begin = begin
+
+    def run(self) -> list[Finished]:
+        """Returns the outcomes, which are settled, of all commands but those that must run by
+        themselves."""
+        try:
+            return self._run()
+        except BaseException as error:
+            logger.debug("%s commands run singly: %r", len(self._claims), error)
+            return []
+
+    def _run(self) -> list[Finished]:
+        commands = [_command(claim) for claim in self._claims]
+        execution = self._next(self._claims[0])
+        transaction = execution.transaction()
+        try:
+            group = self._make(commands, transaction.connection, self._statements.schema)
+            taken = [
+                (claim, command)
+                for claim, command in zip(self._claims, commands, strict=True)
+                if group.takes(command)
+            ]
+            executions = []
+            for claim, command in taken:
+                if claim is not execution.claim:
+                    execution = self._next(claim)
+                failpoint(BEFORE_EFFECT)
+                call(self._thread.pid, group.handle, command)
+                executions.append(execution)
+            if not taken:
+                return []
+            group.write()
+            now = time.monotonic()
+            seconds = (now - executions[0].began) / len(executions)
+            done = [
+                Finished(each.claim, completed(None), each.max_attempts, now, seconds)
+                for each in executions
+            ]
+            transaction.complete(*done)
+            failpoint(AFTER_COMMIT)
+            return done
+        finally:
+            transaction.end()
+
+    def _next(self, claim: Claim) -> Execution:
+        execution = self._begin(claim)
+        if execution is None:
+            raise GroupFailedError("one of them has timed out")
+        return execution
+
+
+def _command(claim: Claim) -> Command:
+    data = decode(claim.data)
+    if isinstance(data, Undecodable):
+        raise GroupFailedError(data.reason)
+    return command_of(claim, data)
