@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from contextlib import closing
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +24,7 @@ from fault_injection.history import (
 )
 from fault_injection.history_reader import read_calls, read_lines, read_marks, read_server
 from fault_injection.kinds import KINDS, Needs
+from fault_injection.observing import workers_of
 from fault_injection.proxy import Proxy
 from fault_injection.schedule import GROUPS, make
 from fault_injection.undoing import RunEndsError, Undoing
@@ -165,6 +167,20 @@ def test_what_was_done_is_undone_once_by_whoever_comes_first() -> None:
     ):
         pass
     assert text == ["do 1", "undo 1", "do 2", "do 3", "undo 3", "undo 2"]
+
+
+def test_a_quarantine_process_is_no_worker_also_as_it_leaves(tmp_path: Path) -> None:
+    from cmdbus.board.board import Board
+    from cmdbus.board.records import Role
+
+    with closing(Board.create(tmp_path / "board", seats=3, slots=1)) as board:
+        for index, role in enumerate((Role.WORKER, Role.WORKER, Role.QUARANTINE)):
+            seat = board.seat(index)
+            seat.assign(role, number=index, generation=1)
+            seat.enter(pid=100 + index, generation=1, now=1)
+            if index:
+                seat.order_to_stop(index, 1, by=3)
+        assert workers_of(board.snapshot(claims=False)) == [100, 101]
 
 
 # The network.

@@ -114,13 +114,11 @@ def tx(command: Command, context: Context, run: str) -> None:
 
 
 def adds(command: Command, context: Context, run: str) -> None:
-    """Adds commands to its batch, unless that is being canceled."""
+    """Adds commands to its batch, unless that is canceled."""
     tx(command, context, run)
     assert context.batch is not None
-    requests = [
-        SendRequest(command.domain, type_, {"added_by": str(command.command_id), "index": index})
-        for index, type_ in enumerate(command.data["adds"])
-    ]
+    data = {"added_by": str(command.command_id), "process": command.data.get("process")}
+    requests = [SendRequest(command.domain, type_, data) for type_ in command.data["adds"]]
     try:
         context.batch.add(requests)
     except InvalidOperationError as error:

@@ -12,6 +12,7 @@ from lab.debugger import is_held
 from cmdbus.board.board import Board
 from cmdbus.board.counters import CountersView
 from cmdbus.board.records import Role
+from cmdbus.board.views import BoardView
 from cmdbus.database.session_names import PATTERN
 from cmdbus.errors import BoardError
 from fault_injection.failpoints import DIRECTORY
@@ -86,13 +87,12 @@ class Observer:
                 if seat.incarnation is not None and seat.pid is not None:
                     kind = "steward" if seat.role is Role.STEWARD else instance.name
                     self.workers.setdefault(seat.incarnation, f"{kind}:{seat.pid}")
-            pids = [s.pid for s in view.seats if s.role in _LIVING and s.pid is not None]
             self.samples.append(
                 Sample(
                     instance=instance.name,
                     at=time.time(),
                     supervisor=view.pid,
-                    workers=sum(map(instance.is_child, pids)),
+                    workers=sum(map(instance.is_child, workers_of(view))),
                     wanted=view.wanted,
                     counters=counted,
                 )
@@ -139,6 +139,12 @@ class Observer:
             connection.execute("SET LOCAL lock_timeout = '1s'")
             commands, rows, sessions = connection.execute(_COUNT).fetchall()[0]
         self.counts.append(Count(at=time.time(), commands=commands, rows=rows, sessions=sessions))
+
+
+def workers_of(view: BoardView) -> list[int]:
+    """The pids of those that live or leave; a quarantine process is none, also as it leaves."""
+    seats = [seat for seat in view.seats if seat.role in _LIVING and seat.for_worker]
+    return [seat.pid for seat in seats if seat.pid is not None]
 
 
 def _plain(view: CountersView) -> dict[str, int]:

@@ -18,9 +18,10 @@ UNSURE = (psycopg.Error, DatabaseUnavailableError)
 _REFUSED = (InvalidOperationError, CommandNotFoundError, ProcessNotFoundError)
 _BATCH = "process:batch"
 _TROUBLE = "IN_TROUBLESHOOTING_QUEUE"
-#: Processes that are decided about in one look, and decisions about one until it may not fail
-#: again.
-_AT_ONCE, _DECISIONS = 50, 3
+#: Processes that are decided about in one look.
+_AT_ONCE = 50
+#: Decisions about a process until its command may not fail again, and until it is given up.
+_DECISIONS, _MAX_DECISIONS = 3, 12
 
 
 class Operator:
@@ -30,14 +31,14 @@ class Operator:
         self._calls = 0
 
     def tend(self, bus: CommandBus) -> bool:
-        """Decides about processes that wait for that; False if none does."""
+        """Decides about processes that wait for that; False if none does, or for too long."""
         waiting = bus.query_processes(status="WAITING_FOR_TSQ", domain=FLOWS, limit=_AT_ONCE)
         for record in waiting:
             self._decisions[record.process_id] += 1
             for_good = self._decisions[record.process_id] > _DECISIONS
             self._calls += 1
             self.decide(bus, f"{self._name}-{self._calls}", record.process_id, for_good=for_good)
-        return bool(waiting)
+        return any(self._decisions[each.process_id] <= _MAX_DECISIONS for each in waiting)
 
     def steer(self, bus: CommandBus, call: str, id_: UUID, *, again: bool) -> None:
         """`again`: also lets failed compensations run again."""
