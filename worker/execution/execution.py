@@ -20,7 +20,6 @@ from cmdbus.clock import time
 from cmdbus.context import Context
 from cmdbus.data import Undecodable, decode
 from cmdbus.errors import (
-    CommandError,
     InvalidOperationError,
     NotHereError,
     TransientCommandError,
@@ -53,14 +52,12 @@ from cmdbus.worker.execution.handler_transaction import (
     LeaseLostError,
     SettlementBlockedError,
 )
+from cmdbus.worker.execution.session_errors import SESSION_ERRORS, is_of_driver, session_error
 
 #: SQLSTATEs of a server that has crashed, or is starting.
 _SERVER_WENT = ("57P02", "57P03")
 #: The server is shut down, or this session alone was ended, perhaps by the command itself.
 _SESSION_ENDED = "57P01"
-#: Errors of a session that has ended. The server ends an idle transaction later than the worker
-#: gives up its command: if it does, the whole process or machine was stopped.
-_SESSION_ERRORS = (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout)
 #: Seconds until a command that an outage has interrupted runs again.
 _AFTER_OUTAGE = 1.0
 #: Seconds until a command that another worker must run is tried again: a share of its age, within
@@ -70,8 +67,6 @@ _PLAN_CHANGED = "PLAN_CHANGED"
 #: Executions of a command that may end with it. After a migration each session fails once, and a
 #: retry may meet another one.
 _MAX_PLAN_CHANGES = 5
-#: Errors from one to the one it was made of, and so on: a chain may be a circle.
-_MAX_CHAIN = 20
 # What a NamedTuple's class does, in half the time.
 _new = tuple.__new__
 
@@ -208,14 +203,14 @@ class Execution:
             return interrupted(error.code, str(error), _AFTER_OUTAGE, lost=False)
         if isinstance(error, NotHereError):
             return interrupted(error.code, str(error), self._elsewhere_in(), lost=False)
-        if self._session_is_gone() and (ended := _session_error(error)):
+        if self._session_is_gone() and (ended := session_error(error)):
             return interrupted(
                 "POOL_EXHAUSTED" if isinstance(ended, PoolExhausted) else "DATABASE_AWAY",
                 joined(str(ended)),
                 _AFTER_OUTAGE,
                 lost=self._is_lost(ended),
             )
-        if self._touched and _is_of_driver(error):
+        if self._touched and is_of_driver(error):
             return interrupted("DATABASE_AWAY", joined(str(error)), _AFTER_OUTAGE, lost=True)
         if self._plan_has_changed(error):
             return interrupted(_PLAN_CHANGED, str(error), _AFTER_OUTAGE, lost=False)
@@ -280,7 +275,7 @@ class Execution:
                 self._session = self._thread.connect()
                 try:
                     self._transaction = self._begin(self._session)
-                except _SESSION_ERRORS:
+                except SESSION_ERRORS:
                     if not self._session.closed:
                         raise
                     # It ended after the thread's latest command, so it is no loss of this one.
@@ -316,34 +311,6 @@ class Execution:
     def _begin(self, session: Connection) -> HandlerTransaction:
         marker = f"{self.claim.id}:{self.claim.token}"
         return HandlerTransaction(self._statements, session, marker, **self._limits())
-
-
-def _session_error(error: BaseException) -> psycopg.Error | None:
-    """The error of a session from which the handler made this one, or this one. A CommandError
-    is the handler's own decision about its command."""
-    chained: BaseException | None = None if isinstance(error, CommandError) else error
-    for _ in range(_MAX_CHAIN):
-        if chained is None or (isinstance(chained, _SESSION_ERRORS) and _ends_session(chained)):
-            return chained
-        chained = chained.__cause__ or chained.__context__
-    return None
-
-
-def _ends_session(error: psycopg.Error) -> bool:
-    """A session survives a deadlock, for example: if it has ended nevertheless, that was at the
-    rollback, and not the handler's error. Errors of a pooler lack the untranslated severity."""
-    severity = error.diag.severity_nonlocalized or error.diag.severity
-    return error.sqlstate is None or severity in ("FATAL", "PANIC")
-
-
-def _is_of_driver(error: BaseException) -> bool:
-    """Whether the driver could not wait for its session: the descriptor was closed, or the process
-    has run out of resources."""
-    if not isinstance(error, OSError):
-        return False
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    module: str = frames[-1].f_globals.get("__name__", "")
-    return module.startswith("psycopg")
 
 
 def _storable(result: object) -> Outcome:
