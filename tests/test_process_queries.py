@@ -6,11 +6,15 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from eventually import eventually
+from handlers import leave_effect, running
 from queries import count, rows, scalar
-from trips import Trip, await_end, booked, traveling
+from test_process_lists import Hotels
+from trips import Trip, await_end, booked, registry_of, traveling
 
 from cmdbus import (
     CommandBus,
+    HandlerRegistry,
     InvalidOperationError,
     ProcessNotFoundError,
     ProcessRequest,
@@ -86,6 +90,44 @@ def test_retention_reads_no_process_that_its_domain_keeps(
         removed = [scalar(connection, "SELECT cmdbus.retain_processes(10)") for _ in range(3)]
         assert scalar(connection, reads) - before < 200
     assert (sum(removed), removed[-1]) == (16, 0)
+
+
+GROW = """
+INSERT INTO cmdbus.ready (domain, priority, command_id, correlation_id, type, data, batch_id)
+SELECT 'shop', 5, gen_random_uuid(), gen_random_uuid(), 'Debit', 'null', gen_random_uuid()
+FROM generate_series(1, 5000);
+INSERT INTO cmdbus.managed_process (process_id, start_id, version, domain, type, state)
+SELECT gen_random_uuid(), gen_random_uuid(), 1, 'shop', 'Booking', '{}'
+FROM generate_series(1, 5000)
+"""
+
+
+def test_operators_read_no_whole_table_with_plans_of_a_small_one(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """A session plans for good after some calls."""
+    registry = HandlerRegistry()
+    registry.register("bookings", "Flight", leave_effect)
+    with running(dsn, registry_of(Hotels(1)), domains=["trips"]), running(dsn, registry):
+        waiting = [booked(bus) for _ in range(8)]
+        eventually(lambda: len(bus.query("bookings", type="Hotel")) == 8)
+    connection.execute("ANALYZE cmdbus.ready, cmdbus.managed_process, cmdbus.batch_state")
+    reads = (
+        "SELECT sum(seq_tup_read + idx_tup_fetch) FROM pg_stat_xact_user_tables"
+        " WHERE schemaname = 'cmdbus'"
+    )
+    for process_id in waiting:
+        if process_id == waiting[-1]:
+            connection.execute(GROW.encode())
+        with connection.transaction():
+            before = scalar(connection, reads)
+            with pytest.raises(InvalidOperationError):
+                bus.retry_process(process_id, operator="ann", connection=connection)
+            bus.signal_process(process_id, "hello", connection=connection)
+            assert scalar(connection, "SELECT cmdbus.expire_step(%s, 1)", process_id) is None
+            bus.cancel_process(process_id, operator="ann", connection=connection)
+            read = scalar(connection, reads) - before
+    assert read < 500
 
 
 # Wrong arguments.

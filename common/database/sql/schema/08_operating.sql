@@ -60,22 +60,30 @@ AS $$
 $$;
 
 -- Deletes those of these commands that wait or, with p_running, run, and returns their rows. A
--- command claimed meanwhile stays. Waits for locked rows.
+-- command claimed meanwhile stays. Waits for locked rows, in the order of p_command_ids.
 CREATE FUNCTION {schema}.take(p_domain text, p_command_ids uuid[], p_running boolean)
 RETURNS SETOF {schema}.ready
 LANGUAGE plpgsql VOLATILE
 AS $$
+DECLARE
+    ctids tid[];
 BEGIN
+    -- Each by its id: a join that was planned on an empty queue would read a whole table.
+    ctids := ARRAY(
+        SELECT q.ctid FROM unnest(p_command_ids) k (command_id), LATERAL (
+            SELECT r.ctid FROM {schema}.ready r
+            WHERE r.domain || '' = p_domain AND r.command_id = k.command_id
+                AND (p_running OR {schema}.is_claimable(r.claimer, r.lease_until))
+            FOR UPDATE) q);
     RETURN QUERY
-    DELETE FROM {schema}.ready r USING unnest(p_command_ids) k (command_id)
-    -- Not by the primary key, as a plan made on an empty queue would read a whole domain.
-    WHERE r.domain || '' = p_domain AND r.command_id = k.command_id
-        AND (p_running OR {schema}.is_claimable(r.claimer, r.lease_until))
-    RETURNING r.*;
+    DELETE FROM {schema}.ready r WHERE r.ctid = ANY (ctids) RETURNING r.*;
+    ctids := ARRAY(
+        SELECT q.ctid FROM unnest(p_command_ids) k (command_id), LATERAL (
+            SELECT s.ctid FROM {schema}.scheduled s
+            WHERE s.domain = p_domain AND s.command_id = k.command_id
+            FOR UPDATE) q);
     RETURN QUERY
-    DELETE FROM {schema}.scheduled s USING unnest(p_command_ids) k (command_id)
-    WHERE s.domain = p_domain AND s.command_id = k.command_id
-    RETURNING s.*;
+    DELETE FROM {schema}.scheduled s WHERE s.ctid = ANY (ctids) RETURNING s.*;
 END
 $$;
 

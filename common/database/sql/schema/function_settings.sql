@@ -9,10 +9,12 @@ BEGIN
         SELECT p.oid::regprocedure, string_agg(kind.settings, ' ')
         FROM pg_proc p JOIN (VALUES
             -- Finds rows by key, whatever the statistics say.
-            ('add_to_batch advance_processes batch_keys cancel_in_batch claim claim_row'
-             ' claim_suspect complete end_batches end_step find_due fitting fold_batch'
-             ' lock_processes note_lost promote release renew renew_claim resolve_keys'
-             ' retain_day retain_processes set_aside settle start_batches suspect_waits take',
+            ('add_to_batch advance_processes batch_keys cancel_batch cancel_in_batch'
+             ' cancel_process cancel_processes_of_batch claim claim_row claim_suspect complete'
+             ' count_process end_batch_now end_batches end_step expire_step find_due fitting'
+             ' fold_batch lock_processes note_lost promote release renew renew_claim'
+             ' request_cancel resolve_keys resolve_own retain_day retain_processes'
+             ' retry_process set_aside settle signal_process start_batches suspect_waits take',
              'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
             -- In the order of an index.
