@@ -60,41 +60,27 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
     present timestamptz;
-    open bigint;
     sums record;
     batch {schema}.batch_state;
-    seems_over boolean := (
-        SELECT b.remaining <= coalesce(sum(t.completed + t.failed + t.canceled - t.total), 0)
-        FROM {schema}.batch_state b LEFT JOIN {schema}.tally t ON t.batch_id = b.batch_id
-        WHERE b.batch_id = p_batch_id
-        GROUP BY b.batch_id);
 BEGIN
-    -- To end it keeps out those that add to it, which lock it FOR KEY SHARE: with many of them,
-    -- there may always be one.
-    IF seems_over THEN
-        SELECT b.remaining INTO open FROM {schema}.batch_state b
-        WHERE b.batch_id = p_batch_id AND b.completed_at IS NULL
-        FOR UPDATE SKIP LOCKED;
-    ELSE
-        SELECT b.remaining INTO open FROM {schema}.batch_state b
-        WHERE b.batch_id = p_batch_id AND b.completed_at IS NULL
-        FOR NO KEY UPDATE SKIP LOCKED;
-    END IF;
+    PERFORM FROM {schema}.batch_state b
+    WHERE b.batch_id = p_batch_id AND b.completed_at IS NULL
+    FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
     END IF;
     present := clock_timestamp();
     -- A second statement: its snapshot shows what had committed before the row was locked.
-    SELECT coalesce(sum(t.total), 0)::bigint AS total,
-        coalesce(sum(t.completed), 0)::bigint AS completed,
-        coalesce(sum(t.failed), 0)::bigint AS failed,
-        coalesce(sum(t.canceled), 0)::bigint AS canceled,
-        coalesce(array_agg(t.id), '{}') AS lines
-    INTO sums FROM {schema}.tally t WHERE t.batch_id = p_batch_id;
-    IF NOT seems_over AND open + sums.total <= sums.completed + sums.failed + sums.canceled THEN
-        RETURN;  -- It is over since a moment ago: another look ends it.
-    END IF;
-    DELETE FROM {schema}.tally t WHERE t.batch_id = p_batch_id AND t.id = ANY (sums.lines);
+    WITH gone AS (
+        DELETE FROM {schema}.tally t WHERE t.batch_id = p_batch_id
+        RETURNING t.total, t.completed, t.failed, t.canceled
+    )
+    SELECT coalesce(sum(total), 0)::bigint AS total,
+        coalesce(sum(completed), 0)::bigint AS completed,
+        coalesce(sum(failed), 0)::bigint AS failed,
+        coalesce(sum(canceled), 0)::bigint AS canceled,
+        count(*) AS lines
+    INTO sums FROM gone;
     UPDATE {schema}.batch_state b SET
         total = b.total + sums.total, completed = b.completed + sums.completed,
         failed = b.failed + sums.failed, canceled = b.canceled + sums.canceled,
@@ -102,7 +88,7 @@ BEGIN
             b.started_at, CASE WHEN sums.completed + sums.failed > 0 THEN present END),
         completed_at = CASE WHEN b.remaining + sums.total
             <= sums.completed + sums.failed + sums.canceled THEN present END
-    WHERE b.batch_id = p_batch_id AND (sums.lines <> '{}' OR b.remaining <= 0)
+    WHERE b.batch_id = p_batch_id AND (sums.lines > 0 OR b.remaining <= 0)
     RETURNING b.* INTO batch;
     IF batch.completed_at IS NULL THEN
         RETURN;
@@ -231,7 +217,7 @@ BEGIN
         SELECT b.* INTO batch FROM {schema}.batch_state b
         WHERE b.batch_id = p_batch_id FOR KEY SHARE;
     ELSE
-        SELECT b.* INTO batch FROM {schema}.batch_state b WHERE b.batch_id = p_batch_id FOR KEY SHARE;
+        SELECT b.* INTO batch FROM {schema}.batch_state b WHERE b.batch_id = p_batch_id FOR SHARE;
     END IF;
     IF NOT FOUND THEN
         RETURN 'UNKNOWN';
@@ -264,8 +250,6 @@ RETURNS text
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
-    -- Those that add to it have locked it FOR KEY SHARE.
-    PERFORM FROM {schema}.batch_state b WHERE b.batch_id = p_batch_id FOR UPDATE;
     UPDATE {schema}.batch_state SET
         cancel_requested_at = clock_timestamp(), cancel_operator = p_operator,
         cancel_reason = p_reason
