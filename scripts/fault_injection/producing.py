@@ -118,7 +118,8 @@ class Producer:
         except CommandFailedError as error:
             answer = {"status": error.status, "code": error.code}
             self._journal.write("ok", call, ids=[error.command_id], answer=answer)
-        except (TimeoutError, *UNSURE) as error:
+        # The command is nowhere if the server was restored to a time before the call.
+        except (TimeoutError, CommandNotFoundError, *UNSURE) as error:
             self._journal.write("unknown", call, why=type(error).__name__)
         else:
             self._journal.write("ok", call, answer={"status": "COMPLETED", "run": result["run"]})
