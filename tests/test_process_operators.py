@@ -1,5 +1,6 @@
 """What operators do about processes: commands in troubleshooting, cancels and retries."""
 
+import threading
 from uuid import UUID
 
 import psycopg
@@ -28,6 +29,7 @@ from cmdbus import (
     InvalidOperationError,
     PermanentCommandError,
     ProcessManager,
+    Reply,
 )
 
 
@@ -120,6 +122,27 @@ def test_a_start_that_needs_an_operator_ends_with_its_process(dsn: str, bus: Com
         await_status(bus, process_id, "WAITING_FOR_TSQ")
     bus.cancel_process(process_id, operator="ann")
     assert await_end(bus, process_id).status == "CANCELED"
+    assert bus.troubleshooting.count() == 0
+
+
+def test_a_reply_that_needs_an_operator_ends_with_a_canceled_process(
+    dsn: str, bus: CommandBus
+) -> None:
+    """The step that it is about is undone."""
+    works = threading.Event()
+
+    class Broken(Booking):
+        def update_state(self, state: Trip, step: str, reply: Reply) -> Trip:
+            if not works.is_set():
+                raise PermanentCommandError("BROKEN", "an operator must look")
+            return state
+
+    with traveling(dsn, bus, Broken()) as process_id:
+        await_status(bus, process_id, "WAITING_FOR_TSQ")
+        works.set()
+        bus.cancel_process(process_id, operator="ann")
+        assert await_end(bus, process_id).status == "CANCELED"
+    assert taken(bus, process_id) == ["FLIGHT SUCCESS", "-FLIGHT SUCCESS"]
     assert bus.troubleshooting.count() == 0
 
 

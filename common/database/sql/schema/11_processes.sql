@@ -507,8 +507,9 @@ BEGIN
 END
 $$;
 
--- Cancels a process: what it awaits, then the fleet compensates. Returns 'canceled', the status
--- of one that is over or compensates already, or NULL if it is unknown. Waits for a locked row.
+-- Cancels a process: what it awaits, and its own commands that need an operator; then the fleet
+-- compensates. Returns 'canceled', the status of one that is over or compensates already, or NULL
+-- if it is unknown. Waits for a locked row.
 CREATE FUNCTION {schema}.cancel_process(
     p_process_id uuid, p_operator {schema}.remark, p_reason {schema}.remark, p_call bigint
 ) RETURNS text
@@ -537,9 +538,9 @@ BEGIN
         ending = 'CANCELED', error = 'CANCELED: ' || coalesce(p_reason, 'by an operator'),
         updated_at = clock_timestamp()
     WHERE p.process_id = p_process_id;
+    PERFORM {schema}.resolve_own('CANCEL', process, p_operator, p_reason);
     IF is_pending THEN
-        PERFORM {schema}.count_process(p_process_id),
-            {schema}.resolve_own('CANCEL', process, p_operator, p_reason);
+        PERFORM {schema}.count_process(p_process_id);
     ELSIF NOT {schema}.end_awaited(process, p_operator, p_reason) THEN
         PERFORM {schema}.resume_process(process);
     END IF;
