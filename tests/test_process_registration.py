@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
+import psycopg
 import pytest
+from eventually import eventually
 from handlers import running
 from trips import Booking, Trip, await_end, await_status, booked, registry_of
 
@@ -33,6 +35,23 @@ def test_managers_of_one_domain_share_its_replies(dsn: str, bus: CommandBus) -> 
         assert [await_end(bus, each).status for each in both] == ["COMPLETED"] * 2
     with pytest.raises(HandlerAlreadyRegisteredError, match=r"trips/Cruise is handled by .*Cruise"):
         registry.register_process(Cruise())
+
+
+def test_a_process_starts_once_a_worker_has_its_manager(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """As while a new manager is deployed."""
+    process_id = bus.start_process("trips", "Cruise", Trip())
+    canceled = bus.start_process("trips", "Cruise", Trip())
+    bus.cancel_process(canceled, operator="ann")
+    with running(dsn, registry_of()):
+        eventually(lambda: [c.error_code for c in bus.query("trips", "PENDING")] == ["NO_MANAGER"])
+        eventually(lambda: len(bus.query("trips", "COMPLETED")) == 1)
+    connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
+    registry = registry_of()
+    registry.register_process(Cruise())
+    with running(dsn, registry):
+        assert await_end(bus, process_id).status == "COMPLETED"
 
 
 def without(name: str, value: object = None) -> Callable[[], object]:

@@ -11,6 +11,7 @@ from uuid import UUID
 from cmdbus.command import Command
 from cmdbus.context import Context
 from cmdbus.database.pool import Connection
+from cmdbus.errors import NotHereError
 from cmdbus.processes import batch_steps
 from cmdbus.processes.advancing import Process
 from cmdbus.processes.batch_steps import BATCH
@@ -169,7 +170,7 @@ class ProcessHandlers:
     def _process(
         self, command: Command, transition: Transition, process_id: UUID | None = None
     ) -> Process | None:
-        """The process that a command is about; None if it cannot be moved on here."""
+        """The process that a command is about; None if that drops the command."""
         process_id = process_id or command.correlation_id
         row = transition.rows.get(process_id)
         if row is None:
@@ -177,7 +178,12 @@ class ProcessHandlers:
             return None
         manager = self._managers.get(row.type)
         if manager is None:
-            _drop(command, f"{row.label} has no manager here", logging.ERROR)
+            problem = f"{row.label} has no manager here"
+            if command.type != "Reply" and not ProcessStatus(row.status).terminal:
+                message = f"{problem}: a worker that has it must run {command.type}"
+                logger.error("%s", message)
+                raise NotHereError("NO_MANAGER", message)
+            _drop(command, problem, logging.ERROR)
             return None
         return Process(transition, row, manager)
 
