@@ -138,7 +138,8 @@ class Process:
     def _receive_compensation(self, reply: Reply) -> None:
         if not reply.is_success:
             failure = f"the compensation of {self.row.step} failed: {_failure(reply)}"
-            self._error = f"{self._error}; {failure}"[:_MAX_ERROR]
+            if failure not in str(self._error):  # It may fail again after a retry.
+                self._error = f"{self._error}; {failure}"[:_MAX_ERROR]
         self._end_step(reply)
         self.compensate()
 
