@@ -18,6 +18,7 @@ from reading import SESSIONS, answer, states
 
 from cmdbus import CommandBus, HandlerRegistry, InvalidOperationError, ReceivedReply, Status
 from cmdbus.board.records import Role
+from cmdbus.errors import DatabaseUnavailableError
 
 #: Those that have looked for a reply.
 LOOKED = SESSIONS + " AND state = 'idle' AND query ~ '[.]claim[(]'"
@@ -150,6 +151,20 @@ def test_a_reply_is_acknowledged_once_the_server_is_back(
     assert seen == [first, second]
     assert states(bus)[0] == "COMPLETED"
     assert "comes again" not in caplog.text
+
+
+def test_a_reply_that_could_not_be_acknowledged_is_not_held_for_good(
+    dsn: str, bus: CommandBus, claimer: Claimer
+) -> None:
+    """Its lease ends, even if the reader is still referred to."""
+    [id_] = answer(bus, claimer)
+    with Proxy(dsn) as proxy, CommandBus(proxy.dsn) as reader:
+        replies = reader.replies("orders", timeout=0.2, lease=0.5)
+        next(replies)
+        with proxy.away(), pytest.raises(DatabaseUnavailableError):
+            next(replies)
+        [again] = bus.replies("orders", timeout=2)
+    assert again.command_id == id_
 
 
 def test_a_claim_whose_answer_was_lost_is_not_left_claimed(

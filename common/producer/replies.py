@@ -84,12 +84,16 @@ class Replies:
 
     def __next__(self) -> ReceivedReply:
         self._check_process()
-        self._repeat(self._leases.acknowledge)
         claim = partial(self._leases.claim, self._domain, shared=self._shared)
-        reply = self._repeat(claim)
-        self._waiter.end()
+        reply = None
+        try:
+            self._repeat(self._leases.acknowledge)
+            reply = self._repeat(claim)
+            self._waiter.end()
+        finally:
+            if reply is None:
+                self._leases.stop_renewals()
         if reply is None or self._closing.is_set():
-            self._leases.stop_renewals()
             raise StopIteration
         return reply
 
