@@ -94,6 +94,18 @@ def test_an_error_in_a_group_is_that_of_its_own_process(dsn: str, bus: CommandBu
     assert max(manager.calls[str(n)] for n in range(COUNT - 1)) == 2  # a group was rolled back
 
 
+def test_a_process_that_another_worker_must_run_fails_no_group(dsn: str, bus: CommandBus) -> None:
+    """No manager here has its type."""
+    manager = Watched()
+    with replied(dsn, bus, manager) as ids:
+        other = bus.start_process("trips", "Cruise", {})
+        bus.resume("trips")
+        eventually(lambda: moved(bus, ids))
+        [start] = [each for each in bus.query("trips") if each.correlation_id == other]
+        eventually(lambda: bus.audit("trips", start.command_id)[-1].code == "NO_MANAGER")
+    assert set(manager.calls.values()) == {1}
+
+
 def test_a_group_waits_for_no_process_that_is_locked(
     dsn: str, bus: CommandBus, sender: psycopg.Connection
 ) -> None:

@@ -167,6 +167,10 @@ class ProcessHandlers:
                     f"{process.row.label} does not await command {reply.command_id} now",
                 )
 
+    def can_run(self, row: ProcessRow) -> bool:
+        manager = self._managers.get(row.type)
+        return manager is not None and row.version <= manager.version
+
     def _process(
         self, command: Command, transition: Transition, process_id: UUID | None = None
     ) -> Process | None:
@@ -189,8 +193,8 @@ class ProcessHandlers:
 
 
 class ProcessGroup:
-    """Starts and replies of several processes. One whose row is locked, or that is unknown here,
-    waits for nobody and is handled by itself."""
+    """Starts and replies of several processes. One whose row is locked, or that another worker
+    must run, fails no group: it is handled by itself."""
 
     def __init__(
         self,
@@ -204,7 +208,8 @@ class ProcessGroup:
         self._transition = handlers.transition(schema, connection, process_ids, skips_locked=True)
 
     def takes(self, command: Command) -> bool:
-        return command.correlation_id in self._transition.rows
+        row = self._transition.rows.get(command.correlation_id)
+        return row is not None and self._handlers.can_run(row)
 
     def handle(self, command: Command) -> None:
         if command.type == "Reply":
