@@ -159,3 +159,18 @@ def test_a_group_that_has_lost_one_of_its_claims_writes_nothing_for_it(
         eventually(lambda: moved(bus, ids[:-1]))
         stays(lambda: not moved(bus, ids[-1:]), 0.1)
         assert are_completed(bus, ids[:-1]) and not are_completed(bus, ids[-1:])
+
+
+def test_a_start_that_a_newer_worker_must_run_makes_no_group_fail_again(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    late = bus.start_process("trips", "Booking", Trip("late"), version=2)
+    manager = Watched()
+    with replied(dsn, bus, manager) as ids:
+        due = "UPDATE cmdbus.scheduled SET due_at = clock_timestamp() WHERE correlation_id = %s"
+        assert connection.execute(due, (late,)).rowcount == 1
+        connection.execute("SELECT cmdbus.wake('trips')")
+        eventually(lambda: rows(dsn, "SELECT FROM cmdbus.ready WHERE correlation_id = %s", late))
+        bus.resume("trips")
+        eventually(lambda: moved(bus, ids))
+    assert set(manager.calls.values()) == {1}

@@ -262,6 +262,5 @@ class Pipeline:
 
 
 def _may_join(entry: Entry) -> bool:
-    """A command that has failed before must not hold others up."""
-    claim = entry.claim
-    return not (entry.runs_singly or claim.attempts or claim.losses)
+    """Not if it was claimed before: it may fail again, and with it the group."""
+    return not entry.runs_singly and entry.claim.token == 1
