@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 from eventually import eventually
@@ -25,6 +26,7 @@ from fault_injection.history import (
 from fault_injection.history_reader import read_calls, read_lines, read_marks, read_server
 from fault_injection.kinds import KINDS, Needs
 from fault_injection.observing import workers_of
+from fault_injection.producers import running_after
 from fault_injection.proxy import Proxy
 from fault_injection.schedule import GROUPS, make
 from fault_injection.undoing import RunEndsError, Undoing
@@ -167,6 +169,15 @@ def test_what_was_done_is_undone_once_by_whoever_comes_first() -> None:
     ):
         pass
     assert text == ["do 1", "undo 1", "do 2", "do 3", "undo 3", "undo 2"]
+
+
+@pytest.mark.process
+def test_each_producer_is_reaped_though_another_one_goes_on() -> None:
+    # What goes on ends with its input.
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as goes_on:
+        ended = subprocess.Popen(["true"])
+        assert running_after(0.5, [goes_on, ended]) == [goes_on]
+        assert not psutil.pid_exists(ended.pid)
 
 
 def test_a_quarantine_process_is_no_worker_also_as_it_leaves(tmp_path: Path) -> None:

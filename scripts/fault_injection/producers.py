@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab.instances import SCRIPTS
@@ -20,7 +20,7 @@ _PRODUCE = (
     " signal.signal(signal.SIGTERM, lambda *_: os._exit(0));"
     " from fault_injection.producing import main; main()"
 )
-_ENDS_S = 10.0
+_ENDS_S, _LOOK_S = 10.0, 0.02
 
 
 class Producers:
@@ -57,11 +57,11 @@ class Producers:
     def end(self, *, at_once: bool = False) -> None:
         for process in self._processes.values():
             process.kill() if at_once else process.terminate()
-        deadline = time.monotonic() + _ENDS_S
+        left = running_after(_ENDS_S, [*self._processes.values()])
         for process in self._processes.values():
-            with suppress(subprocess.TimeoutExpired):
-                code = process.wait(max(0.0, deadline - time.monotonic()))
-                if code and not at_once:
+            if process not in left:
+                if process.returncode and not at_once:
+                    code = process.returncode
                     self._wrong.append(f"a producer ended with {code}: see producers.log")
                 continue
             # It waits for a lost reply: what it sent last is unknown.
@@ -94,3 +94,15 @@ class Producers:
                 stderr=log,
                 start_new_session=True,
             )
+
+
+def running_after(
+    seconds: float, processes: Sequence["subprocess.Popen[bytes]"]
+) -> list["subprocess.Popen[bytes]"]:
+    """Those that have not ended. Reaps each of the others as soon as it has."""
+    deadline = time.monotonic() + seconds
+    left = [*processes]
+    while left and time.monotonic() < deadline:
+        left = [process for process in left if process.poll() is None]
+        time.sleep(_LOOK_S)
+    return left
