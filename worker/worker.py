@@ -86,8 +86,6 @@ class Worker:
     ) -> None:
         """`claim_bytes`: payload to claim ahead of threads; a larger command is claimed alone."""
         self._pool_or_dsn = pool_or_dsn
-        if not isinstance(registry, HandlerRegistry):
-            raise ValueError(f"registry must be a HandlerRegistry, not {shown(registry)}")
         self._registry = registry
         self._domains = _check_domains(domains, registry)
         self._concurrency = check_whole("concurrency", concurrency, 1, MAX_THREADS)
@@ -107,8 +105,7 @@ class Worker:
         self.abandoned = 0
         #: The process and the thread of `run`, while it runs.
         self._runner: tuple[int, int] | None = None
-        #: For a change of the number of threads, and for their start. Reentrant: a signal
-        #: handler may change it.
+        #: For a change of the number of threads. Reentrant: a signal handler may change it.
         self._resizing = threading.RLock()
         self._threads: ThreadPool | None = None
         self._polling: list[NodeWaiter | Steward] = []
@@ -331,6 +328,8 @@ def _node_of_one(telemetry: Telemetry, opened: ExitStack) -> Node:
 
 
 def _check_domains(domains: Sequence[str] | None, registry: HandlerRegistry) -> list[str]:
+    if not isinstance(registry, HandlerRegistry):
+        raise ValueError(f"registry must be a HandlerRegistry, not {shown(registry)}")
     if not len(registry):
         raise ValueError("the registry has no handlers: there is nothing to run")
     if domains is None:
