@@ -259,6 +259,26 @@ def test_a_batch_is_started_and_its_tally_folded_while_handlers_add_to_it(
     assert (record.total, record.remaining) == (MAX_LINES + 3, 2)
 
 
+def test_an_operator_decides_although_a_batch_cannot_end(
+    bus: CommandBus, claimer: Claimer, connection: psycopg.Connection
+) -> None:
+    """Here a constraint of an application refuses what it sends."""
+    connection.execute("ALTER TABLE cmdbus.ready ADD CONSTRAINT no_undo CHECK (type <> 'Undo')")
+    one, two = (bus.create_batch("payments", [DEBIT], on_complete=UNDO) for _ in range(2))
+    troubled, running = claimer.claim(2)
+    claimer.settle(ended(troubled, TROUBLE))
+    bus.troubleshooting.complete("payments", troubled.command_id, operator="ann")
+    bus.cancel("payments", running.command_id, running=True)
+    for batch_id in (one, two):
+        assert check_counters(connection, batch_id) == "PENDING"
+        assert batch_of(bus, batch_id).remaining == 0
+    connection.execute("ALTER TABLE cmdbus.ready DROP CONSTRAINT no_undo")
+    BatchRound(claimer.statements).run(connection)
+    for batch_id in (one, two):
+        assert check_counters(connection, batch_id).startswith("COMPLETED")
+        assert len(sent_after(bus, batch_id)) == 1
+
+
 def test_a_steward_does_what_dead_processes_have_left(
     bus: CommandBus, claimer: Claimer, connection: psycopg.Connection
 ) -> None:

