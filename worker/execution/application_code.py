@@ -1,17 +1,15 @@
-"""How a worker calls the application's code."""
+"""What the application's code gets, and what becomes of its result and of its forks."""
 
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from contextvars import copy_context
 from datetime import UTC
-from typing import Any, TypeVar
+from typing import Any
 
 from cmdbus.command import Command, received
+from cmdbus.errors import TransientCommandError
 from cmdbus.worker.claims.claim import Claim
-
-Result = TypeVar("Result")
+from cmdbus.worker.claims.outcomes import Outcome, completed
 
 
 def command_of(claim: Claim, data: Any) -> Command:
@@ -28,17 +26,7 @@ def command_of(claim: Claim, data: Any) -> Command:
     )
 
 
-def call(pid: int, function: Callable[..., Result], *arguments: object) -> Result:
-    """Calls it in a copy of the context, so that the values that it sets for itself end with it.
-    `pid` is the worker's: the function may fork."""
-    try:
-        return copy_context().run(function, *arguments)
-    finally:
-        if os.getpid() != pid:
-            _leave_fork()
-
-
-def _leave_fork() -> None:
+def leave_fork() -> None:
     """Ends a process that the handler forked and that has returned from the handler: it must not
     touch anything that it shares with the worker."""
     error = sys.exception()
@@ -49,3 +37,11 @@ def _leave_fork() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code & 0xFF)
+
+
+def storable(result: object) -> Outcome:
+    """The outcome of a handler that has returned this."""
+    try:
+        return completed(result)
+    except ValueError as error:
+        raise TransientCommandError("RESULT_NOT_STORABLE", str(error)) from error

@@ -9,6 +9,7 @@ import os
 import random
 import traceback
 from collections.abc import Mapping, Sequence
+from contextvars import copy_context
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Protocol
@@ -34,13 +35,12 @@ from cmdbus.worker.claims.connections import PoolExhausted
 from cmdbus.worker.claims.outcomes import (
     Outcome,
     class_name,
-    completed,
     failed,
     interrupted,
     not_to_be_run,
     troubled,
 )
-from cmdbus.worker.execution.application_code import call, command_of
+from cmdbus.worker.execution.application_code import command_of, leave_fork, storable
 from cmdbus.worker.execution.handler_batch import HandlerBatch
 from cmdbus.worker.execution.handler_connection import (
     USED_AFTER_FORK,
@@ -161,11 +161,14 @@ class Execution:
             try:
                 failpoint(BEFORE_EFFECT)
                 try:
-                    result = call(self._thread.pid, self._handler.function, command, context)
+                    # In a copy, so that the values that it sets for itself end with it.
+                    result = copy_context().run(self._handler.function, command, context)
                 finally:
+                    if os.getpid() != self._thread.pid:
+                        leave_fork()
                     with self._opening:
                         self._over = True
-                outcome = _storable(result)
+                outcome = storable(result)
                 if self._transaction is None:
                     failpoint(AFTER_RETURN)
                     return outcome
@@ -311,10 +314,3 @@ class Execution:
     def _begin(self, session: Connection) -> HandlerTransaction:
         marker = f"{self.claim.id}:{self.claim.token}"
         return HandlerTransaction(self._statements, session, marker, **self._limits())
-
-
-def _storable(result: object) -> Outcome:
-    try:
-        return completed(result)
-    except ValueError as error:
-        raise TransientCommandError("RESULT_NOT_STORABLE", str(error)) from error

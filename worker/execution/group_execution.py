@@ -4,17 +4,19 @@ A shortcut: whatever goes wrong, nothing of it has happened, and each command ru
 """
 
 import logging
+import os
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 
 from cmdbus.clock import time
 from cmdbus.command import Command
 from cmdbus.data import Undecodable, decode
 from cmdbus.failpoints import AFTER_COMMIT, BEFORE_EFFECT, failpoint
-from cmdbus.registry import MakeGroup
+from cmdbus.registry import Group, MakeGroup
 from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import completed
-from cmdbus.worker.execution.application_code import call, command_of
+from cmdbus.worker.execution.application_code import command_of, leave_fork
 from cmdbus.worker.execution.execution import ExecutingThread, Execution
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ class GroupExecution:
                 if claim is not execution.claim:
                     execution = self._next(claim)
                 failpoint(BEFORE_EFFECT)
-                call(self._thread.pid, group.handle, command)
+                self._handle(group, command)
                 executions.append(execution)
             if not taken:
                 return []
@@ -80,6 +82,13 @@ class GroupExecution:
             return done
         finally:
             transaction.end()
+
+    def _handle(self, group: Group, command: Command) -> None:
+        try:
+            copy_context().run(group.handle, command)
+        finally:
+            if os.getpid() != self._thread.pid:
+                leave_fork()
 
     def _next(self, claim: Claim) -> Execution:
         execution = self._begin(claim)

@@ -48,7 +48,7 @@ SELECT CASE
         SELECT array_agg(quote_ident(name)) FROM pg_prepared_statements WHERE from_sql) END;
 
 -- name: complete_within
--- As settle with a marker, for plain completions: a third of its time.
+-- As settle with a marker, for plain completions.
 SELECT CASE
     WHEN current_setting('cmdbus.transaction', true) = %(marker)s
         AND current_setting('transaction_isolation') = 'read committed'
