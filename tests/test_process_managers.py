@@ -1,6 +1,7 @@
 """Replies to processes, and errors of their managers: what is dropped, retried, refused."""
 
 import logging
+from enum import StrEnum
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
@@ -321,3 +322,20 @@ def test_a_state_that_does_not_fit_its_class_needs_an_operator(dsn: str, bus: Co
     [trouble] = bus.troubleshooting.list("trips")
     assert "the stored state does not fit Trip" in str(trouble.error_message)
     assert "raise version, and write upgrade" in str(trouble.error_message)
+
+
+def test_a_step_that_prints_as_something_else_is_stored_by_its_value(
+    dsn: str, bus: CommandBus
+) -> None:
+    class Labeled(StrEnum):
+        FLIGHT = "FLIGHT"
+        HOTEL = "HOTEL"
+        CAR = "CAR"
+
+        def __str__(self) -> str:
+            return self.name.title()
+
+    manager = type("Odd", (Booking,), {"Step": Labeled})()
+    with traveling(dsn, bus, manager) as process_id:
+        assert await_end(bus, process_id).status == "COMPLETED"
+    assert taken(bus, process_id) == ALL

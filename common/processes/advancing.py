@@ -154,7 +154,7 @@ class Process:
         with self._asking("build_command"):
             request = self._manager.build_command(step, self._state)
         if isinstance(request, list):
-            sent = self._sent_batch(request, str(step))
+            sent = self._sent_batch(request, step.value)
         else:
             sent = _sent(self._checked(request, "build_command"))
         with self._asking("deadline"):
@@ -163,7 +163,7 @@ class Process:
             seconds = None if seconds is None else check_seconds("it", seconds)
         self._move(
             ProcessStatus.WAITING_FOR_REPLY,
-            str(step),
+            step.value,
             sent,
             ended=Ended() if reply is None else self._ended(reply),
             deadline=seconds,
