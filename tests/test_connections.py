@@ -113,10 +113,8 @@ def test_a_pool_of_the_callers_is_used_and_left_open(dsn: str) -> None:
             assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
-@pytest.mark.parametrize("of_batch", [False, True])
-def test_a_wait_waits_for_a_connection_no_longer_than_for_its_command(
-    dsn: str, of_batch: bool
-) -> None:
+@pytest.mark.parametrize("what", ["command", "batch", "call"])
+def test_a_wait_waits_for_a_connection_no_longer_than_for_its_command(dsn: str, what: str) -> None:
     with (
         ConnectionPool(dsn, min_size=1, max_size=1, open=True) as pool,
         CommandBus(pool=pool) as bus,
@@ -127,10 +125,12 @@ def test_a_wait_waits_for_a_connection_no_longer_than_for_its_command(
             pool.connection(),
             pytest.raises(DatabaseUnavailableError, match="no connection to give for 2 s"),
         ):
-            if of_batch:
+            if what == "command":
+                bus.wait("payments", id_, timeout=0.1)
+            elif what == "batch":
                 bus.wait_batch(batch_id, timeout=0.1)
             else:
-                bus.wait("payments", id_, timeout=0.1)
+                bus.call("payments", "Debit", timeout=0.1)
 
 
 @pytest.mark.parametrize("autocommit", [False, True])

@@ -292,10 +292,14 @@ class Batches(Steering):
         return changed
 
     def _run(
-        self, connection: Connection | None, send: Callable[[Connection, SendAttempt], None]
+        self,
+        connection: Connection | None,
+        send: Callable[[Connection, SendAttempt], None],
+        within: float | None = None,
     ) -> None:
-        """Sends in the caller's transaction, or as a call that may be repeated."""
+        """Sends in the caller's transaction, or as a call that may be repeated. `within`: see `use`
+        of the connections."""
         number = None if connection is not None else new_call()
         self._connections.use(
-            connection, lambda c, again: send(c, SendAttempt(number, again)), "producer"
+            connection, lambda c, again: send(c, SendAttempt(number, again)), "producer", within
         )

@@ -165,7 +165,10 @@ class CommandBus(Batches, Processes):
             raise ValueError("on_send gave a called command an id: a call needs one of the bus's")
 
         def send(caller: int) -> None:
-            self._run(None, lambda c, attempt: self._sender.send(c, command, attempt, caller))
+            within = max(seconds, MIN_CONNECT_SECONDS)
+            self._run(
+                None, lambda c, attempt: self._sender.send(c, command, attempt, caller), within
+            )
 
         return self._calls.call(command.domain, command.command_id, seconds, send)
 
