@@ -1,6 +1,6 @@
 # Sourced by the other scripts: the tests in five parts that run in parallel.
 
-# Set in many containers: each of the hundreds of processes would compile what it imports again.
+# Set in many containers: each part of the suite would compile all tests again.
 unset PYTHONDONTWRITEBYTECODE
 
 # The names of the parts that failed, and of what else did.
@@ -11,6 +11,8 @@ failures=""
 run_in_parts() {
     local outputs place names=() pids=() pytest=("$@")
     local fleets="fleet and not long" others="not process and not fleet and not long"
+    # For the hundreds of processes that tests start.
+    "$venv/bin/python" -m compileall -q "$root"/{common,worker,supervisor}
     outputs=$(mktemp -d)
     # begin PART ARGUMENTS...: in the background.
     begin() {

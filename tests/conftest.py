@@ -40,6 +40,10 @@ from cmdbus.embedded.programs import find_programs
 os.environ.update(TZ="Europe/Berlin", PGTZ="Europe/Berlin")
 time.tzset()
 
+# Of processes that tests start: an application that a test writes twice within a second would be
+# taken from the file that the first was compiled to.
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
 # A shell without job control starts background processes with SIGINT ignored, and their children
 # inherit that: interrupts could not be tested, and Ctrl-C would leave such a run behind.
 signal.signal(signal.SIGINT, signal.default_int_handler)
