@@ -1,4 +1,4 @@
--- Operators' statements; see also 08_operating.sql.
+-- Operators' statements; see also 08_operating.sql and its neighbours.
 
 -- name: count_waiting
 -- Counts what cancel_ready and cancel_scheduled would take now.
