@@ -11,6 +11,16 @@ from cmdbus.database.schema import install
 from cmdbus.readiness import Finding
 
 
+def assert_repaired(dsn: str, change: str, check: str, text: str) -> None:
+    """The check warns of the change, and its fix repairs it."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(change.encode())
+        found = checks(dsn)[check]
+        assert found.finding is WARNING and text in found.sentence
+        connection.execute(found.fix.encode())
+    assert troubles(dsn) == []
+
+
 def test_more_days_of_history_than_the_server_has_locks_for_are_a_warning(dsn: str) -> None:
     [[locks]] = rows(
         dsn,
@@ -37,22 +47,12 @@ def test_more_days_of_history_than_the_server_has_locks_for_are_a_warning(dsn: s
 def test_a_trigger_that_is_missing_or_in_another_mode_is_a_warning_with_its_repair(
     dsn: str, change: str, text: str
 ) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(change.encode())
-        found = checks(dsn)["triggers"]
-        assert found.finding is WARNING
-        assert f"the trigger wake of cmdbus.scheduled {text}" in found.sentence
-        connection.execute(found.fix.encode())
-    assert troubles(dsn) == []
+    assert_repaired(dsn, change, "triggers", f"the trigger wake of cmdbus.scheduled {text}")
 
 
 def test_an_index_that_is_missing_is_a_warning_with_its_repair(dsn: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("DROP INDEX cmdbus.ready_command")
-        found = checks(dsn)["objects"]
-        assert found.finding is WARNING and "the index ready_command of" in found.sentence
-        connection.execute(found.fix.encode())
-    assert troubles(dsn) == []
+    change = "DROP INDEX cmdbus.ready_command"
+    assert_repaired(dsn, change, "objects", "the index ready_command of")
 
 
 @pytest.mark.parametrize(

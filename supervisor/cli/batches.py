@@ -11,18 +11,25 @@ import click
 from cmdbus.clock import time
 from cmdbus.counting import count_of
 from cmdbus.errors import BatchNotFoundError
-from cmdbus.supervisor.cli.options import audit_options, option, page_options, time_option
+from cmdbus.supervisor.cli.options import (
+    audit_options,
+    option,
+    page_options,
+    status_option,
+    time_option,
+)
 from cmdbus.supervisor.cli.output import (
     Shown,
     ago,
     audit_lines,
     command_rows,
     data_text,
+    fact_lines,
     page,
     show_json,
     show_lines,
     table,
-    timestamp,
+    when,
 )
 from cmdbus.supervisor.cli.parameters import past
 from cmdbus.supervisor.cli.session import with_bus
@@ -54,22 +61,16 @@ def batch() -> None:
       cmdbus batch list --named March --since 30d --json | jq -r .batches[].batch_id
     """,
 )
-@option("--status", metavar="STATUS", help="Only in this status, like IN_PROGRESS.")
+@status_option("IN_PROGRESS")
 @option("--named", metavar="NAME", help="Only of this name.")
 @time_option("--since", parse=past, help="Created since; like 2h: ago.")
 @time_option("--until", parse=past, help="Created before.")
 @page_options
 @with_bus
 def list_(
-    bus: "CommandBus",
-    status: str | None,
-    named: str | None,
-    limit: int,
-    offset: int,
-    **conditions: Any,
+    bus: "CommandBus", named: str | None, limit: int, offset: int, **conditions: Any
 ) -> Shown:
-    status = None if status is None else status.upper()
-    found = bus.list_batches(status, named, limit=limit + 1, offset=offset, **conditions)
+    found = bus.list_batches(name=named, limit=limit + 1, offset=offset, **conditions)
     return page(found, limit, offset, _rows, "batch", "es")
 
 
@@ -82,14 +83,13 @@ def list_(
     """,
 )
 @click.argument("batch_id", metavar="ID")
-@option("--status", metavar="STATUS", help="Only in this status, like FAILED.")
+@status_option("FAILED")
 @page_options
 @with_bus
 def commands(
     bus: "CommandBus", batch_id: str, status: str | None, limit: int, offset: int
 ) -> Shown:
     _read(bus, batch_id)
-    status = None if status is None else status.upper()
     found = bus.batch_commands(batch_id, status, limit + 1, offset)
     return page(found, limit, offset, command_rows)
 
@@ -176,9 +176,7 @@ def _row(record: "BatchRecord") -> tuple[object, ...]:
 def _lines(record: "BatchRecord") -> Iterator[str]:
     yield f"{record.domain}  {record.batch_id}  {record.status}"
     yield f"  {bar(record.total - record.remaining, record.total)}"
-    for name, value in _facts(record):
-        if value is not None:
-            yield f"  {name:<18}  {value}"
+    yield from fact_lines(_facts(record))
 
 
 def _facts(record: "BatchRecord") -> Iterator[tuple[str, object]]:
@@ -188,12 +186,9 @@ def _facts(record: "BatchRecord") -> Iterator[tuple[str, object]]:
     yield "canceled", f"{record.canceled:,}"
     yield "in troubleshooting", f"{record.in_troubleshooting:,}"
     yield "remaining", f"{record.remaining:,}"
-    for what, moment in (
-        ("created", record.created_at),
-        ("started", record.started_at),
-        ("over", record.completed_at),
-    ):
-        yield what, moment and f"{timestamp(moment)}  ({ago(moment)})"
+    yield "created", when(record.created_at)
+    yield "started", when(record.started_at)
+    yield "over", when(record.completed_at)
     yield "data", None if record.data is None else data_text(record.data)
 
 

@@ -17,16 +17,18 @@ from cmdbus.supervisor.cli.options import (
     option,
     page_options,
     parsed,
+    status_option,
     time_option,
 )
 from cmdbus.supervisor.cli.output import (
     Shown,
-    ago,
     audit_lines,
     command_rows,
     data_text,
+    fact_lines,
     page,
     timestamp,
+    when,
 )
 from cmdbus.supervisor.cli.parameters import data, moment, past, priority, span
 from cmdbus.supervisor.cli.session import UsageProblem, confirm, one_domain, with_bus
@@ -100,7 +102,7 @@ def get(bus: "CommandBus", domain: str, command_id: str) -> Shown:
 @click.argument("in_domain", metavar="[DOMAIN]", required=False)
 @option("--domain", metavar="DOMAIN", help="Only of this domain.")
 @option("--type", metavar="TYPE", help="Only of this type.")
-@option("--status", metavar="STATUS", help="Only in this status, like PENDING.")
+@status_option("PENDING")
 @time_option("--since", parse=past, help="Sent since; like 2h: ago.")
 @time_option("--until", parse=past, help="Sent before.")
 @page_options
@@ -109,14 +111,12 @@ def list_(
     bus: "CommandBus",
     in_domain: str | None,
     domain: str | None,
-    status: str | None,
     limit: int,
     offset: int,
     **conditions: Any,
 ) -> Shown:
     domain = one_domain(in_domain, domain)
-    status = None if status is None else status.upper()
-    found = bus.query(domain, status, limit=limit + 1, offset=offset, **conditions)
+    found = bus.query(domain, limit=limit + 1, offset=offset, **conditions)
     return page(found, limit, offset, command_rows)
 
 
@@ -230,9 +230,7 @@ def reschedule(
 
 def _lines(record: "CommandRecord") -> Iterator[str]:
     yield f"{record.domain}/{record.type}  {record.command_id}  {record.status}"
-    for name, value in _facts(record):
-        if value is not None:
-            yield f"  {name:<14}  {value}"
+    yield from fact_lines(_facts(record))
 
 
 def _facts(record: "CommandRecord") -> Iterator[tuple[str, object]]:
@@ -244,14 +242,10 @@ def _facts(record: "CommandRecord") -> Iterator[tuple[str, object]]:
     yield "correlation id", record.correlation_id
     yield "reply to", record.reply_to
     yield "batch", record.batch_id
-    yield "sent", _when(record.created_at)
-    yield "due", _when(record.due_at) if record.due_at != record.created_at else None
-    yield "started", _when(record.started_at)
-    yield "finished", _when(record.finished_at)
+    yield "sent", when(record.created_at)
+    yield "due", when(record.due_at) if record.due_at != record.created_at else None
+    yield "started", when(record.started_at)
+    yield "finished", when(record.finished_at)
     yield "worker", record.worker
     yield "data", data_text(record.data)
     yield "result", data_text(record.result) if record.finished_at else None
-
-
-def _when(time: datetime | None) -> str | None:
-    return None if time is None else f"{timestamp(time)}  ({ago(time)})"

@@ -10,17 +10,26 @@ from uuid import UUID
 import click
 
 from cmdbus.errors import ProcessNotFoundError
-from cmdbus.supervisor.cli.options import audit_options, option, page_options, parsed, time_option
+from cmdbus.supervisor.cli.options import (
+    audit_options,
+    option,
+    page_options,
+    parsed,
+    status_option,
+    time_option,
+)
 from cmdbus.supervisor.cli.output import (
     Shown,
     age,
     ago,
     audit_lines,
     data_text,
+    fact_lines,
+    list_rows,
     page,
     shorten,
     table,
-    timestamp,
+    when,
 )
 from cmdbus.supervisor.cli.parameters import data, past
 from cmdbus.supervisor.cli.session import with_bus
@@ -51,16 +60,13 @@ def process() -> None:
 )
 @click.argument("domain", required=False)
 @option("--type", metavar="TYPE", help="Only of this type.")
-@option("--status", metavar="STATUS", help="Only in this status, like WAITING_FOR_TSQ.")
+@status_option("WAITING_FOR_TSQ")
 @time_option("--since", parse=past, help="Started since; like 2h: ago.")
 @time_option("--until", parse=past, help="Started before.")
 @page_options
 @with_bus
-def list_(
-    bus: "CommandBus", status: str | None, limit: int, offset: int, **conditions: Any
-) -> Shown:
-    status = None if status is None else status.upper()
-    found = bus.query_processes(status=status, limit=limit + 1, offset=offset, **conditions)
+def list_(bus: "CommandBus", limit: int, offset: int, **conditions: Any) -> Shown:
+    found = bus.query_processes(limit=limit + 1, offset=offset, **conditions)
     return page(found, limit, offset, _rows, "process", "es")
 
 
@@ -83,7 +89,7 @@ def show(bus: "CommandBus", process_id: str) -> Shown:
     if record is None:
         raise ProcessNotFoundError(UUID(process_id))
     steps, audit = bus.process_steps(process_id), bus.process_audit(process_id)
-    lines = chain(_facts(record), _drawn(steps), audit_lines(audit))
+    lines = chain(_lines(record), _drawn(steps), audit_lines(audit))
     return {**asdict(record), "steps": steps, "audit": audit}, lines
 
 
@@ -147,30 +153,21 @@ def _done(bus: "CommandBus", process_id: str, line: str) -> Shown:
 
 
 def _rows(records: "Sequence[ProcessRecord]") -> list[str]:
-    width = max(len(record.status) for record in records)
-    return [_row(record, width) for record in records]
+    return list_rows(records, lambda r: r.process_id, lambda r: r.step)
 
 
-def _row(record: "ProcessRecord", width: int) -> str:
-    """`width`: of the status."""
-    line = f"{record.process_id}  {record.status.value:<{width}}  {ago(record.created_at):>9}"
-    step = f"  {record.step}" if record.step is not None else ""
-    return f"{line}  {record.domain}/{record.type}{step}"
-
-
-def _facts(record: "ProcessRecord") -> Iterator[str]:
+def _lines(record: "ProcessRecord") -> Iterator[str]:
     yield f"{record.domain}/{record.type}  {record.process_id}  {record.status}"
-    facts = {
-        "step": record.step,
-        "error": record.error,
-        "started": _when(record.created_at),
-        "updated": _when(record.updated_at),
-        "finished": None if record.finished_at is None else _when(record.finished_at),
-        "state": data_text(record.state),
-    }
-    for name, value in facts.items():
-        if value is not None:
-            yield f"  {name:<14}  {value}"
+    yield from fact_lines(_facts(record))
+
+
+def _facts(record: "ProcessRecord") -> Iterator[tuple[str, object]]:
+    yield "step", record.step
+    yield "error", record.error
+    yield "started", when(record.created_at)
+    yield "updated", when(record.updated_at)
+    yield "finished", when(record.finished_at)
+    yield "state", data_text(record.state)
 
 
 def _drawn(steps: "list[ProcessStep]") -> Iterator[str]:
@@ -193,7 +190,3 @@ def _cells(step: "ProcessStep") -> tuple[object, ...]:
         age(took.total_seconds()),
         outcome,
     )
-
-
-def _when(time: datetime) -> str:
-    return f"{timestamp(time)}  ({ago(time)})"

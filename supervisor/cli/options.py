@@ -77,6 +77,11 @@ def option(
 time_option = partial(option, metavar="TIME")
 
 
+def status_option(example: str) -> Callable[[F], F]:
+    text = f"Only in this status, like {example}."
+    return option("--status", metavar="STATUS", parse=str.upper, help=text)
+
+
 def key(name: str) -> str:
     return name.removeprefix("--").replace("-", "_")
 

@@ -17,8 +17,10 @@ from cmdbus.counting import count_of
 from cmdbus.printable import one_line
 
 if TYPE_CHECKING:
+    from cmdbus.producer.process_records import ProcessRecord
     from cmdbus.producer.records import CommandRecord
 
+L = TypeVar("L", "CommandRecord", "ProcessRecord")
 R = TypeVar("R")
 
 #: The result of a command: the value for --json, and the lines for people.
@@ -86,15 +88,30 @@ def page(
 
 
 def command_rows(records: "Sequence[CommandRecord]") -> list[str]:
+    return list_rows(records, lambda r: r.command_id, lambda r: r.error_code)
+
+
+def list_rows(
+    records: Sequence[L], id_of: Callable[[L], UUID], detail_of: Callable[[L], str | None]
+) -> list[str]:
+    """A line for each record; what `detail_of` returns is its end, if it is not None."""
     width = max(len(record.status) for record in records)
-    return [_command_row(record, width) for record in records]
+
+    def row(record: L) -> str:
+        line = f"{id_of(record)}  {record.status.value:<{width}}  {ago(record.created_at):>9}"
+        detail = detail_of(record)
+        end = f"  {detail}" if detail is not None else ""
+        return f"{line}  {record.domain}/{record.type}{end}"
+
+    return list(map(row, records))
 
 
-def _command_row(record: "CommandRecord", width: int) -> str:
-    """`width`: of the status."""
-    line = f"{record.command_id}  {record.status.value:<{width}}  {ago(record.created_at):>9}"
-    error = f"  {record.error_code}" if record.error_code is not None else ""
-    return f"{line}  {record.domain}/{record.type}{error}"
+def fact_lines(facts: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """Those that are known, below the line that they are about."""
+    known = [(name, value) for name, value in facts if value is not None]
+    width = max(len(name) for name, _ in known)
+    for name, value in known:
+        yield f"  {name:<{width}}  {value}"
 
 
 def age(seconds: float) -> str:
@@ -120,6 +137,10 @@ def ago(time: datetime) -> str:
     """Or, of a time to come, how soon."""
     seconds = (datetime.now(UTC) - time).total_seconds()
     return f"{age(seconds)} ago" if seconds >= 0 else f"in {age(-seconds)}"
+
+
+def when(time: datetime | None) -> str | None:
+    return None if time is None else f"{timestamp(time)}  ({ago(time)})"
 
 
 def timestamp(time: datetime) -> str:
