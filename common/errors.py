@@ -6,7 +6,15 @@ from uuid import UUID
 
 
 class CmdbusError(Exception):
-    """The root of all errors of cmdbus."""
+    """The root of all errors of cmdbus. They can be pickled and copied, whatever arguments their
+    initializers take."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _blank, (type(self),), {**self.__dict__, "args": self.args}
+
+
+def _blank(kind: type[CmdbusError]) -> CmdbusError:
+    return kind.__new__(kind)
 
 
 class CommandError(CmdbusError):
@@ -147,14 +155,10 @@ class CallTimeoutError(CmdbusError, TimeoutError):
     def __init__(self, domain: str, command_id: UUID, state: str, timeout: float) -> None:
         self.domain = domain
         self.command_id = command_id
-        self._state, self._timeout = state, timeout
         super().__init__(
             f"command {command_id} of domain {domain!r} is {state} after {timeout:g} s; "
             f"it is not canceled"
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.domain, self.command_id, self._state, self._timeout)
 
 
 class ProcessNotFoundError(CmdbusError):

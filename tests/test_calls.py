@@ -1,6 +1,5 @@
 """Calls: a command is sent, and its caller waits for the outcome."""
 
-import pickle
 import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -62,7 +61,6 @@ def test_a_call_raises_how_its_command_failed(
     assert (error.code, error.message, error.details) == (code, message, details)
     assert (error.command_id, error.status) == (called_id(bus), status)
     assert str(error) == f"command {error.command_id} is {status}: {code}: {message}"
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_a_canceled_call_ends_at_once_with_the_reason(dsn: str, bus: CommandBus) -> None:
@@ -116,10 +114,8 @@ def test_a_call_that_takes_too_long_raises_and_cancels_nothing(dsn: str, bus: Co
     state = f"command {command_id} of domain 'payments' is PENDING after 0.3 s"
     assert str(raised.value) == f"{state}; it is not canceled"
     assert isinstance(raised.value, CallTimeoutError)
-    copied = pickle.loads(pickle.dumps(raised.value))
-    assert (copied.domain, copied.command_id) == ("payments", command_id)
-    assert str(copied) == str(raised.value)
-    with connect(dsn) as watcher:  # Nobody would read what comes for this command.
+    assert (raised.value.domain, raised.value.command_id) == ("payments", command_id)
+    with connect(dsn) as watcher:  # No call is left that waits for this command.
         eventually(lambda: scalar(watcher, LISTENING) == 0)
 
 
