@@ -18,6 +18,9 @@ CREATE DOMAIN {schema}.finite_time AS timestamptz
 CREATE DOMAIN {schema}.priority AS smallint CHECK (VALUE BETWEEN 0 AND 10);
 CREATE DOMAIN {schema}.attempt_limit AS smallint CHECK (VALUE > 0);
 
+-- A key, by which limits count, or one that makes a command unique.
+CREATE DOMAIN {schema}.key AS text COLLATE "C" CHECK (length(VALUE) BETWEEN 1 AND 200);
+
 -- A reason or an operator's name: 2,000 characters, each up to six when escaped.
 CREATE DOMAIN {schema}.remark AS text CHECK (length(VALUE) <= 12000);
 
@@ -38,5 +41,5 @@ CREATE TYPE {schema}.claimed AS (
 
 -- Another role's operator on such a type would match better than PostgreSQL's own.
 REVOKE USAGE ON DOMAIN {schema}.name, {schema}.payload, {schema}.finite_time, {schema}.priority,
-    {schema}.attempt_limit, {schema}.remark FROM PUBLIC;
+    {schema}.attempt_limit, {schema}.key, {schema}.remark FROM PUBLIC;
 REVOKE USAGE ON TYPE {schema}.claimed, {schema}.request FROM PUBLIC;

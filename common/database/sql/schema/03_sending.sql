@@ -71,6 +71,8 @@ AS $$
                    WHERE domain = p_domain AND command_id = p_command_id)
         OR EXISTS (SELECT FROM {schema}.scheduled
                    WHERE domain = p_domain AND command_id = p_command_id)
+        OR EXISTS (SELECT FROM {schema}.limited
+                   WHERE domain = p_domain AND command_id = p_command_id)
         OR EXISTS (SELECT FROM {schema}.troubleshooting
                    WHERE domain = p_domain AND command_id = p_command_id)
         OR EXISTS (SELECT FROM {schema}.finished

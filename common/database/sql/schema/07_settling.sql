@@ -42,15 +42,16 @@ BEGIN
                 AND r.claimer = p_claimer AND r.command_id IS NOT DISTINCT FROM o.command_id
             RETURNING r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
                 r.correlation_id, r.priority, r.attempts + 1 AS attempts, r.losses,
-                o.max_attempts, r.domain, r.type, r.data, r.batch_id, o.result, o.position
+                o.max_attempts, r.domain, r.type, r.data, r.batch_id, r.key, r.unique_key,
+                r.expires_at, o.result, o.position
         ), history AS (
             INSERT INTO {schema}.finished (
                 token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
                 priority, attempts, losses, max_attempts, domain, type, data, result, batch_id,
-                status)
+                key, unique_key, expires_at, status)
             SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
                 priority, attempts, losses, max_attempts, domain, type, data, result, batch_id,
-                'COMPLETED'
+                key, unique_key, expires_at, 'COMPLETED'
             FROM gone
         )
         SELECT array_agg(position) INTO found FROM gone;
@@ -115,29 +116,30 @@ BEGIN
         INSERT INTO {schema}.finished (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, domain, type, reply_to, status, data, result,
-            error_code, error_message, batch_id)
+            error_code, error_message, batch_id, key, unique_key, expires_at)
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
             priority, attempts_made, all_losses, attempt_limit, domain, type, reply_to, kind, data,
-            result, code, message, batch_id
+            result, code, message, batch_id, key, unique_key, expires_at
         FROM gone WHERE kind IN ('COMPLETED', 'FAILED')
     ), later AS (
         INSERT INTO {schema}.scheduled (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
-            error_message, batch_id, caller)
+            error_message, batch_id, caller, key, unique_key, lane_position, expires_at)
         SELECT token, claimer, claimed_at, created_at,
             clock_timestamp() + make_interval(secs => delay), command_id, correlation_id,
             priority, attempts_made, all_losses, max_attempts, domain, type, reply_to, data, code,
-            message, batch_id, caller
+            message, batch_id, caller, key, unique_key, lane_position, expires_at
         FROM gone WHERE kind = 'RETRY'
     ), trouble AS (
         INSERT INTO {schema}.troubleshooting (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
-            error_code, error_message, batch_id, caller)
+            error_code, error_message, batch_id, caller, key, unique_key, lane_position, expires_at)
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
             priority, attempts_made, all_losses, attempt_limit, max_attempts, domain, type,
-            reply_to, data, code, message, batch_id, caller
+            reply_to, data, code, message, batch_id, caller, key, unique_key, lane_position,
+            expires_at
         FROM gone WHERE kind = 'TROUBLE'
     ), events AS (
         INSERT INTO {schema}.event (
@@ -207,10 +209,10 @@ BEGIN
     INSERT INTO {schema}.troubleshooting (
         token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
         attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
-        error_code, error_message, batch_id, caller)
+        error_code, error_message, batch_id, caller, key, unique_key, lane_position, expires_at)
     SELECT token, p_claimer, claimed_at, created_at, due_at, new_command_id, correlation_id,
         priority, attempts, losses, max_attempts, max_attempts, domain, type, reply_to, data,
-        p_code, why, batch_id, caller
+        p_code, why, batch_id, caller, key, unique_key, lane_position, expires_at
     FROM (TABLE from_ready UNION ALL TABLE from_scheduled) gone
     RETURNING attempts, claimed_at, caller INTO event_attempt, event_claimed_at, waiting_caller;
     IF NOT FOUND THEN

@@ -109,10 +109,10 @@ BEGIN
         INSERT INTO {schema}.finished (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, domain, type, reply_to, data, status, error_code,
-            error_message, batch_id)
+            error_message, batch_id, key, unique_key, expires_at)
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
             priority, attempts, losses, max_attempts, domain, type, reply_to, data, 'CANCELED',
-            'CANCELED', p_reason, batch_id
+            'CANCELED', p_reason, batch_id, key, unique_key, expires_at
         FROM taken
     ), events AS (
         INSERT INTO {schema}.event (call, domain, command_id, kind, operator, code, message)
@@ -237,19 +237,22 @@ BEGIN
             INSERT INTO {schema}.ready (
                 token, claimed_at, created_at, due_at, command_id, correlation_id, priority,
                 attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
-                error_message, batch_id, caller)
+                error_message, batch_id, caller, key, unique_key, lane_position, expires_at)
             SELECT new_token, claimed_at, created_at, new_due_at, command_id, correlation_id,
                 new_priority, attempts, new_losses, max_attempts, domain, type, reply_to, data,
-                error_code, error_message, batch_id, caller
+                error_code, error_message, batch_id, caller, key, unique_key, lane_position,
+                expires_at
             FROM moved WHERE new_due_at IS NULL OR new_due_at <= present
         ), to_scheduled AS (
             INSERT INTO {schema}.scheduled (
                 token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
                 priority, attempts, losses, max_attempts, domain, type, reply_to, data,
-                error_code, error_message, batch_id, caller)
+                error_code, error_message, batch_id, caller, key, unique_key, lane_position,
+                expires_at)
             SELECT new_token, claimer, claimed_at, created_at, new_due_at, command_id,
                 correlation_id, new_priority, attempts, new_losses, max_attempts, domain, type,
-                reply_to, data, error_code, error_message, batch_id, caller
+                reply_to, data, error_code, error_message, batch_id, caller, key, unique_key,
+                lane_position, expires_at
             FROM moved WHERE new_due_at > present
         )
         INSERT INTO {schema}.event (

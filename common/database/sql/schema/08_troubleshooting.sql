@@ -25,22 +25,23 @@ BEGIN
         -- The token stays, because it never goes back; the id is a new one, above all floors.
         INSERT INTO {schema}.ready (
             token, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-            max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id, caller)
+            max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id,
+            caller, key, unique_key, lane_position, expires_at)
         SELECT token, claimed_at, created_at, clock_timestamp(), command_id, correlation_id,
             priority, sent_max_attempts, domain, type, reply_to, data, error_code, error_message,
-            batch_id, caller
+            batch_id, caller, key, unique_key, lane_position, expires_at
         FROM gone WHERE p_action = 'RETRY' ORDER BY failed_at
     ), history AS (
         INSERT INTO {schema}.finished (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, domain, type, reply_to, data, status, result,
-            error_code, error_message, batch_id)
+            error_code, error_message, batch_id, key, unique_key, expires_at)
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
             priority, attempts, losses, max_attempts, domain, type, reply_to, data,
             CASE p_action WHEN 'CANCEL' THEN 'CANCELED' ELSE 'COMPLETED' END,
             CASE p_action WHEN 'COMPLETE' THEN p_result END,
             CASE p_action WHEN 'CANCEL' THEN 'CANCELED' END,
-            CASE p_action WHEN 'CANCEL' THEN p_reason END, batch_id
+            CASE p_action WHEN 'CANCEL' THEN p_reason END, batch_id, key, unique_key, expires_at
         FROM gone WHERE p_action <> 'RETRY'
     ), events AS (
         INSERT INTO {schema}.event (call, command_id, domain, kind, operator, message)
