@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import TypeVar
 from uuid import UUID
+
+T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,99}\Z")
 MAX_SECONDS = 100 * 365 * 86400
@@ -103,6 +106,15 @@ def check_whole(what: str, value: object, least: int, most: int = MAX_WHOLE) -> 
             f"{what} must be a whole number from {least} to {most}, not {shown(value)}"
         )
     return int(value)
+
+
+def check_iterable(what: str, values: Iterable[T], kind: str) -> Iterable[T]:
+    try:
+        iter(values)
+    except TypeError:
+        found = type(values).__name__
+        raise ValueError(f"{what} must be an iterable of {kind}, not {found}") from None
+    return values
 
 
 def check_aware(what: str, time: datetime | None) -> datetime | None:

@@ -131,6 +131,19 @@ def test_a_handler_adds_commands_to_its_batch_in_its_transaction(
     assert len(sent_after(bus, batch_id)) == 1
 
 
+def test_a_handler_can_add_only_requests_to_its_batch(dsn: str, bus: CommandBus) -> None:
+    def add(command: Command, context: Context) -> None:
+        assert context.batch is not None
+        context.batch.add(command.data)
+
+    with running(dsn, handling(add, retry=ONCE)):
+        bus.create_batch("payments", [SendRequest("payments", "Debit", d) for d in (None, [None])])
+        eventually(lambda: bus.troubleshooting.count() == 2)
+    messages = {record.data is None: record.error_message for record in bus.troubleshooting.list()}
+    assert "requests must be an iterable of SendRequests, not NoneType" in str(messages[True])
+    assert "requests must be SendRequests, not NoneType" in str(messages[False])
+
+
 def test_handlers_that_add_do_not_wait_for_each_other(dsn: str, bus: CommandBus) -> None:
     def add(command: Command, context: Context) -> None:
         if command.data is None and context.batch is not None:

@@ -141,6 +141,8 @@ def test_a_batch_is_created_with_all_of_its_processes_or_not_at_all(bus: Command
         bus.create_batch("trips", [], processes=[TRIP, replace(TRIP, process_id=NEW)] * 2)
     with pytest.raises(ValueError, match="processes must be ProcessRequests, not Booking"):
         bus.create_batch("trips", [], processes=[Booking()])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="processes must be an iterable of ProcessRequests, not "):
+        bus.create_batch("trips", [], processes=TRIP)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Batch must contain at least one command"):
         bus.create_batch("trips", [])
     assert bus.list_batches() == [] == bus.query("bookings")

@@ -206,13 +206,17 @@ def test_connections_that_return_bytes_are_refused(dsn: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "requests", [[{"domain": "payments"}], [None], ["payments"]], ids=["dict", "None", "str"]
+    ("requests", "message"),
+    [
+        ([{"domain": "payments"}], "must be SendRequests, not dict"),
+        ([None], "must be SendRequests, not NoneType"),
+        ("payments", "must be SendRequests, not str"),
+        (None, "must be an iterable of SendRequests, not NoneType"),
+        (SendRequest("payments", "Debit"), "must be an iterable of SendRequests, not SendRequest"),
+    ],
 )
-def test_only_requests_can_be_sent_in_bulk(requests: list[Any]) -> None:
-    with (
-        CommandBus(NOWHERE) as bus,
-        pytest.raises(ValueError, match="requests must be SendRequests"),
-    ):
+def test_only_requests_can_be_sent_in_bulk(requests: Any, message: str) -> None:
+    with CommandBus(NOWHERE) as bus, pytest.raises(ValueError, match=f"requests {message}"):
         bus.send_many(requests)
 
 

@@ -3,8 +3,10 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from uuid import UUID
 
-from cmdbus.errors import DatabaseUnavailableError
+from cmdbus.checks import check_iterable
+from cmdbus.errors import BatchNotFoundError, DatabaseUnavailableError, InvalidOperationError
 from cmdbus.producer.requests import Outgoing, SendRequest
 
 #: Commands that are checked and written together, whatever the size of the batch.
@@ -17,12 +19,8 @@ class Source:
     def __init__(
         self, requests: Iterable[SendRequest], seen: Callable[[SendRequest], SendRequest]
     ) -> None:
-        try:
-            self._is_iterator = iter(requests) is requests
-        except TypeError:
-            raise ValueError(
-                f"requests must be an iterable of SendRequests, not {type(requests).__name__}"
-            ) from None
+        check_iterable("requests", requests, "SendRequests")
+        self._is_iterator = iter(requests) is requests
         self._requests, self._seen = requests, seen
         self._begun = False
 
@@ -36,6 +34,16 @@ class Source:
         requests = map(self._seen, self._requests)
         while part := list(islice(requests, _PART)):
             yield part
+
+
+def check_joined(batch_id: UUID, refusal: str | None, what: str) -> None:
+    """Raises for a `refusal` of add_to_batch in the schema; `what` was to join the batch."""
+    if refusal is None:
+        return
+    if refusal == "UNKNOWN":
+        raise BatchNotFoundError(batch_id)
+    why = "it is being canceled" if refusal == "CANCELING" else f"it is {refusal}"
+    raise InvalidOperationError(f"batch {batch_id} takes no further {what}: {why}")
 
 
 def encoded(command: Outgoing | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any, Self
 from uuid import UUID
 
 from cmdbus.backoff import Backoff
-from cmdbus.checks import check_id, check_name, check_seconds, check_whole
+from cmdbus.checks import check_id, check_iterable, check_name, check_seconds, check_whole
 from cmdbus.clock import time
 from cmdbus.data import MAX_BYTES
 from cmdbus.database.pool import Connection
@@ -129,7 +129,9 @@ class CommandBus(Batches, Processes):
     ) -> list[UUID]:
         """Sends all `requests` in one transaction, or none, and returns their ids in order.
         Raises what `send` raises."""
-        seen = map(self._seen, requests) if self._on_send else requests
+        seen = check_iterable("requests", requests, "SendRequests")
+        if self._on_send is not None:
+            seen = map(self._seen, seen)
         bulk = BulkSend(list(seen))
         if bulk.requests:
             check = self._limits.check

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from cmdbus.checks import check_id, check_name, check_whole
+from cmdbus.checks import check_id, check_iterable, check_name, check_whole
 from cmdbus.data import encode
 from cmdbus.database.pool import Connection
-from cmdbus.errors import BatchNotFoundError, InvalidOperationError
+from cmdbus.errors import InvalidOperationError
+from cmdbus.producer.batch_requests import check_joined
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.process_records import state_data
 from cmdbus.producer.store import AdmissionResult, Store
@@ -74,20 +75,16 @@ def start(
     )
     admission = AdmissionResult(*row)
     match admission.refusal:
-        case None | "repeated" | "closed" | "full":
-            return admission
         case "duplicate":
             raise InvalidOperationError(
                 f"process {process.process_id} was started before: an id is taken once, and "
                 f"`get_process` shows what became of that process"
             )
-        case "UNKNOWN" if batch_id is not None:
-            raise BatchNotFoundError(batch_id)
-        case "CANCELING":
-            why = "it is being canceled"
-        case status:
-            why = f"it is {status}"
-    raise InvalidOperationError(f"batch {batch_id} takes no further processes: {why}")
+        case None | "repeated" | "closed" | "full":
+            pass
+        case refusal if batch_id is not None:
+            check_joined(batch_id, refusal, "processes")
+    return admission
 
 
 def starts_of(requests: Iterable[ProcessRequest], max_bytes: int) -> list[ProcessStart]:
@@ -95,7 +92,7 @@ def starts_of(requests: Iterable[ProcessRequest], max_bytes: int) -> list[Proces
     deadlock."""
     brought: dict[UUID, ProcessStart] = {}
     others = []
-    for request in requests:
+    for request in check_iterable("processes", requests, "ProcessRequests"):
         process = ProcessStart.of(request, max_bytes)
         if request.process_id is None:
             others.append(process)

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable
 from uuid import UUID
 
+from cmdbus.checks import check_iterable
 from cmdbus.data import MAX_BYTES
 from cmdbus.database.executor import Executor
-from cmdbus.errors import BatchNotFoundError, InvalidOperationError
+from cmdbus.producer.batch_requests import check_joined
 from cmdbus.producer.requests import Limits, SendRequest
 from cmdbus.producer.sending import BulkSend, Sender
 from cmdbus.producer.store import Store
@@ -23,7 +24,7 @@ class HandlerBatch:
         self._open_transaction = open_transaction
 
     def add(self, requests: Iterable[SendRequest]) -> list[UUID]:
-        bulk = BulkSend(list(requests))
+        bulk = BulkSend(list(check_iterable("requests", requests, "SendRequests")))
         if not bulk.requests:
             return []
         connection = self._open_transaction()
@@ -36,13 +37,7 @@ class HandlerBatch:
                 count=len(bulk.requests),
                 within=True,
             )
-            if refusal == "UNKNOWN":
-                raise BatchNotFoundError(self.batch_id)
-            if refusal is not None:
-                why = "it is being canceled" if refusal == "CANCELING" else f"it is {refusal}"
-                raise InvalidOperationError(
-                    f"batch {self.batch_id} takes no further commands: {why}"
-                )
+            check_joined(self.batch_id, refusal, "commands")
             check = Limits.of(None, MAX_BYTES).check
             sender = Sender(Store(self._statements.schema))
             sender.write(connection, bulk, check, None, self.batch_id)
