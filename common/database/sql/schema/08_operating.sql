@@ -87,11 +87,10 @@ BEGIN
 END
 $$;
 
--- Moves those of these commands that `take` takes to history, each with its event and its reply,
--- and returns their number.
-CREATE FUNCTION {schema}.cancel_ids(
-    p_domain text, p_command_ids uuid[], p_running boolean, p_reason text, p_operator text,
-    p_call bigint
+-- Moves commands that the caller has deleted from ready, scheduled or limited to history, each with
+-- its event and its reply, and returns their number. Event, reply and command have p_code.
+CREATE FUNCTION {schema}.end_canceled(
+    p_rows {schema}.ready[], p_code text, p_reason text, p_operator text, p_call bigint
 ) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -100,11 +99,14 @@ DECLARE
     replied bigint;
     batch_ids uuid[];
     woken bigint;
-    failure json := json_build_object('code', 'CANCELED', 'message', p_reason, 'details', NULL);
+    failure json := json_build_object('code', p_code, 'message', p_reason, 'details', NULL);
 BEGIN
+    IF cardinality(p_rows) = 0 THEN
+        RETURN 0;
+    END IF;
     PERFORM {schema}.ensure_partition();
     WITH taken AS (
-        SELECT * FROM {schema}.take(p_domain, p_command_ids, p_running)
+        SELECT * FROM unnest(p_rows)
     ), history AS (
         INSERT INTO {schema}.finished (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
@@ -112,11 +114,11 @@ BEGIN
             error_message, batch_id, key, unique_key, expires_at)
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
             priority, attempts, losses, max_attempts, domain, type, reply_to, data, 'CANCELED',
-            'CANCELED', p_reason, batch_id, key, unique_key, expires_at
+            p_code, p_reason, batch_id, key, unique_key, expires_at
         FROM taken
     ), events AS (
         INSERT INTO {schema}.event (call, domain, command_id, kind, operator, code, message)
-        SELECT p_call, domain, command_id, 'CANCELED', p_operator, 'CANCELED', p_reason FROM taken
+        SELECT p_call, domain, command_id, p_code, p_operator, p_code, p_reason FROM taken
     )
     SELECT count(*), count(CASE WHEN reply_to IS NOT NULL THEN {schema}.send_reply(
         reply_to, command_id, type, correlation_id, 'CANCELED', failure)::text END),
@@ -129,6 +131,19 @@ BEGIN
     END IF;
     RETURN canceled;
 END
+$$;
+
+-- Ends those of these commands that `take` takes, as CANCELED, and returns their number. p_code says
+-- why: CANCELED is an operator's.
+CREATE FUNCTION {schema}.cancel_ids(
+    p_domain text, p_command_ids uuid[], p_running boolean, p_reason text, p_operator text,
+    p_call bigint, p_code text DEFAULT 'CANCELED'
+) RETURNS bigint
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT {schema}.end_canceled(
+        ARRAY(SELECT t FROM {schema}.take(p_domain, p_command_ids, p_running) t),
+        p_code, p_reason, p_operator, p_call)
 $$;
 
 -- Cancels the scheduled commands that were sent before p_until and meet every condition that is
