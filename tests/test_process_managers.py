@@ -287,6 +287,24 @@ def test_a_state_of_an_older_version_is_upgraded(
     assert versions == [(2,)]
 
 
+def test_a_state_that_cannot_be_upgraded_is_named_with_both_versions(
+    dsn: str, bus: CommandBus
+) -> None:
+    """It may have today's form, and was started without its version."""
+
+    class Renamed(Booking):
+        version = 2
+
+        def upgrade(self, data: dict[str, Any], version: int) -> dict[str, Any]:
+            return {"city": data["town"]}
+
+    with running(dsn, registry_of(Renamed())):
+        booked(bus)
+        failed = eventually(lambda: [r for r in bus.query("trips") if r.error_code])
+    assert failed[0].error_code == "KeyError"
+    assert "its state, from version 1 to 2: 'town'" in str(failed[0].error_message)
+
+
 def test_a_state_of_a_newer_version_waits_for_newer_workers(
     dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:

@@ -54,7 +54,10 @@ class Process:
             )
             logger.warning("%s", message)
             raise NotHereError("STATE_TOO_NEW", message)
-        with self._asking("its state"):
+        what = "its state"
+        if row.version < manager.version:
+            what = f"its state, from version {row.version} to {manager.version}"
+        with self._asking(what):
             return load_state(manager, row.state, row.version)
 
     def begin(self) -> None:

@@ -29,7 +29,8 @@ class ProcessManager(Generic[S]):
     domain: str
     type: str
     Step: _Steps
-    #: That of the state's format: the states of older ones pass `upgrade`.
+    #: That of the state's format: the states of older ones pass `upgrade`. What starts processes
+    #: names it, too.
     version: int = 1
     #: The dataclass in the brackets of its base, or dict.
     state_type: _StateType = dict

@@ -41,14 +41,6 @@ _TERMINAL = frozenset(
 )
 
 
-def check_process_status(status: ProcessStatus | str) -> ProcessStatus:
-    try:
-        return ProcessStatus(status)
-    except ValueError:
-        known = ", ".join(ProcessStatus)
-        raise ValueError(f"status must be one of {known}, not {status!r:.80}") from None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord:
     """One process as it is now; the columns of the view `process`, times in UTC."""

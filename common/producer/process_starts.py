@@ -23,6 +23,7 @@ class ProcessRequest:
     type: str
     state: Any = None
     process_id: UUID | str | None = None
+    #: Of the manager for which the state is written.
     version: int = 1
 
 

@@ -10,14 +10,9 @@ from cmdbus.database.pool import Connection
 from cmdbus.errors import InvalidOperationError, ProcessNotFoundError
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.ids import new_call, new_id
-from cmdbus.producer.process_records import (
-    ProcessRecord,
-    ProcessStatus,
-    ProcessStep,
-    check_process_status,
-)
+from cmdbus.producer.process_records import ProcessRecord, ProcessStatus, ProcessStep
 from cmdbus.producer.process_starts import ProcessRequest, ProcessStart, start
-from cmdbus.producer.records import AuditEvent
+from cmdbus.producer.records import AuditEvent, check_status
 from cmdbus.producer.requests import Limits, check_conditions
 from cmdbus.producer.sending import SendAttempt, Sender
 from cmdbus.producer.store import Store
@@ -46,9 +41,11 @@ class Processes:
         manager runs the first step.
 
         `state` is the dataclass that the manager works with, or the same as a dict, by default an
-        empty one; `version` is that of the manager which the state is written for. `process_id`
-        is an id of the caller's, taken once while the process is kept. With `batch_id` the
-        process becomes a part of this batch, where it counts as completed if it ends COMPLETED,
+        empty one. `version` is the manager's for which the state is written: once it has been
+        raised, give it, as in `version=Transfer.version`, or `upgrade` gets the state.
+
+        `process_id` is an id of the caller's, taken once while the process is kept. With `batch_id`
+        the process becomes a part of this batch, where it counts as completed if it ends COMPLETED,
         as canceled if CANCELED, and else as failed.
 
         Raises InvalidOperationError for an id that was taken before, or a batch that is over;
@@ -93,12 +90,12 @@ class Processes:
         and `batch_id` that of their batch; `since` (inclusive) and `until` (exclusive) are about
         when they were started.
         """
-        wanted = None if status is None else check_process_status(status)
+        wanted = None if status is None else check_status(status, ProcessStatus)
         conditions = {
             **check_conditions(domain, type, since, until),
             "status": wanted,
             "batch_id": None if batch_id is None else check_id("batch_id", batch_id),
-            "unfinished": wanted is not None and not wanted.terminal,
+            "unfinished": wanted is not None and not ProcessStatus(wanted).terminal,
             "limit": check_whole("limit", limit, 1),
             "offset": check_whole("offset", offset, 0),
         }
