@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from eventually import eventually
 from handlers import ONCE, SOON, Function, leave_effect, running
@@ -163,3 +163,10 @@ def soon(registry: HandlerRegistry) -> HandlerRegistry:
         if handler.domain == "trips":
             object.__setattr__(handler, "policy", SOON)
     return registry
+
+
+def reply(bus: CommandBus, process_id: UUID | None, command_id: UUID | None = None) -> UUID:
+    """A reply that some program has sent."""
+    data = {"command_id": str(command_id or uuid4()), "type": "Flight"}
+    data |= {"outcome": "SUCCESS", "result": None}  # type: ignore[dict-item]
+    return bus.send("trips", "Reply", data, correlation_id=process_id)
