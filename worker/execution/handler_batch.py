@@ -1,6 +1,7 @@
 """What a handler can do with the batch of its command."""
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from uuid import UUID
 
 from cmdbus.checks import check_iterable
@@ -11,6 +12,8 @@ from cmdbus.producer.requests import Limits, SendRequest
 from cmdbus.producer.sending import BulkSend, Sender
 from cmdbus.producer.store import Store
 from cmdbus.worker.claims.claim import Connection
+
+_LIMITS = Limits.of(None, MAX_BYTES)
 
 
 class HandlerBatch:
@@ -38,7 +41,12 @@ class HandlerBatch:
                 within=True,
             )
             check_joined(self.batch_id, refusal, "commands")
-            check = Limits.of(None, MAX_BYTES).check
-            sender = Sender(Store(self._statements.schema))
-            sender.write(connection, bulk, check, None, self.batch_id)
+            sender = _sender(self._statements.schema)
+            sender.write(connection, bulk, _LIMITS.check, None, self.batch_id)
         return bulk.ids
+
+
+@cache
+def _sender(schema: str) -> Sender:
+    """Shared by all handlers of the process: it warns of a domain's depth once."""
+    return Sender(Store(schema))
