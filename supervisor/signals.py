@@ -26,7 +26,7 @@ class Signals:
     def __init__(self) -> None:
         self.descriptor, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._received: dict[int, None] = {}
-        #: The kernel sends HUP when the terminal is closed; under nohup we outlive it.
+        #: The kernel sends HUP when the terminal is closed; under nohup the supervisor outlives it.
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         printing = any(os.isatty(descriptor) for descriptor in (_STDOUT, _STDERR))
         self._ends_with_terminal = printing and not ignored and has_terminal()

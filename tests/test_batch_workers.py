@@ -39,31 +39,31 @@ from cmdbus.worker.pipeline.batch_transitions import BatchTransitions
 from cmdbus.worker.pipeline.in_flight import InFlight
 
 
-def end_as_told(command: Command, context: Context) -> str:
+def end_as_asked(command: Command, context: Context) -> str:
     """By its data; in a transaction, if that begins with tx."""
-    told = str(command.data)
-    if told.startswith("tx"):
+    wanted = str(command.data)
+    if wanted.startswith("tx"):
         leave_effect(command, context)
-    if told.endswith("refuse"):
+    if wanted.endswith("refuse"):
         raise BusinessRuleError("REFUSED", "a rule forbids it")
-    if told.endswith("trouble"):
+    if wanted.endswith("trouble"):
         raise PermanentCommandError("BROKEN", "it never works")
-    if told.endswith("retry") and context.attempt == 1:
+    if wanted.endswith("retry") and context.attempt == 1:
         raise TransientCommandError("AWAY", "it works later")
     return "done"
 
 
-@pytest.mark.parametrize("told", ["plain", "tx", "refuse", "tx-retry", "retry"])
+@pytest.mark.parametrize("wanted", ["plain", "tx", "refuse", "tx-retry", "retry"])
 @pytest.mark.parametrize("threads", [1, 4])
 def test_the_worker_of_the_last_command_ends_the_batch(
-    dsn: str, bus: CommandBus, told: str, threads: int
+    dsn: str, bus: CommandBus, wanted: str, threads: int
 ) -> None:
     """Whichever way it was settled, and without a steward's help."""
-    requests = [SendRequest("payments", "Debit", told) for _ in range(20)]
-    with running(dsn, handling(end_as_told, retry=SOON), concurrency=threads):
+    requests = [SendRequest("payments", "Debit", wanted) for _ in range(20)]
+    with running(dsn, handling(end_as_asked, retry=SOON), concurrency=threads):
         batch_id = bus.create_batch("payments", requests, on_complete=CLOSE)
         record = bus.wait_batch(batch_id, timeout=10)
-    ended = BatchStatus.COMPLETED_WITH_FAILURES if told == "refuse" else BatchStatus.COMPLETED
+    ended = BatchStatus.COMPLETED_WITH_FAILURES if wanted == "refuse" else BatchStatus.COMPLETED
     assert (record.status, record.total, record.remaining) == (ended, 20, 0)
     assert kinds_of(bus, batch_id) == ["BATCH_CREATED", "BATCH_STARTED", "BATCH_COMPLETED"]
     assert len(sent_after(bus, batch_id)) == 1
@@ -84,7 +84,7 @@ def test_a_batch_has_started_while_its_first_command_runs(dsn: str, bus: Command
 def test_a_batch_ends_that_an_operator_has_canceled_under_a_worker(
     dsn: str, bus: CommandBus
 ) -> None:
-    """The worker learns at its settlement that the row is gone, and looks after that."""
+    """The worker finds at its settlement that the row is gone, and checks the batch after that."""
     gate = Gate()
     with running(dsn, handling(gate), concurrency=2):
         batch_id = bus.create_batch("payments", [DEBIT] * 2, on_complete=CLOSE)
@@ -156,7 +156,7 @@ def test_housekeeping_hears_of_a_batch_that_was_left_when_nothing_else_was_in_fl
         assert in_flight.filled.is_set()
 
 
-TOLD = ("Noop", "Debit", "Refuse", "Fail", "FailOnce")
+TYPES = ("Noop", "Debit", "Refuse", "Fail", "FailOnce")
 
 
 @pytest.mark.fleet(
@@ -174,7 +174,7 @@ def test_counters_equal_the_rows_whoever_is_killed(fleet: Fleet, dsn: str) -> No
 
     def requests(count: int) -> Iterable[SendRequest]:
         for _ in range(count):
-            type_ = dice.choice(TOLD)
+            type_ = dice.choice(TYPES)
             yield SendRequest("shop", type_, 0.01 if type_ == "Debit" else None)
 
     close = SendRequest("shop", "Noop", "closed")

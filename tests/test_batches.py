@@ -53,7 +53,7 @@ def test_a_batch_is_sent_counted_and_over(
     end(claimer, batch_id)
     assert check_counters(connection, batch_id) == "IN_PROGRESS"
     claimer.settle(ended(claims[2]))
-    assert check_counters(connection, batch_id) == "IN_PROGRESS", "nobody has looked yet"
+    assert check_counters(connection, batch_id) == "IN_PROGRESS", "no worker has checked yet"
     end(claimer, batch_id)
     end(claimer, batch_id)
     record = batch_of(bus, batch_id)

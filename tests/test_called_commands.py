@@ -97,7 +97,7 @@ def test_the_mark_of_a_call_outlives_troubleshooting(
 def test_a_called_command_is_not_settled_together_with_plain_ones(
     bus: CommandBus, connection: psycopg.Connection, claimer: Claimer
 ) -> None:
-    """Their settlement notifies nobody."""
+    """Their settlement sends no notification."""
     bus.send_many([SendRequest("payments", "Debit")] * 2)
     connection.execute("UPDATE cmdbus.ready SET caller = 5 WHERE id = 1")
     called, plain = [ended(claim) for claim in claimer.claim(2)]

@@ -172,7 +172,7 @@ class Processes:
         id_ = check_id("process_id", process_id)
         values = {
             "process_id": id_,
-            "data": self._encoded(signal, "signal"),
+            "data": encode(signal, what="signal", max_bytes=self._limits.max_bytes),
             "signal_id": new_id(),
         }
         number = None if connection is not None else new_call()
@@ -208,6 +208,3 @@ class Processes:
             raise ProcessNotFoundError(id_)
         if found != participle:
             raise InvalidOperationError(f"process {id_} cannot be {participle}: it is {found}")
-
-    def _encoded(self, value: object, what: str) -> str:
-        return encode(value, what=what, max_bytes=self._limits.max_bytes)

@@ -194,7 +194,7 @@ def sleepers(threads: int, seconds: float) -> Iterator[Callable[[int], tuple[flo
 def senders(
     dsn: str, send: Callable[[CommandBus], object], threads: int
 ) -> Iterator[Callable[[tuple[float, float]], float]]:
-    """Threads that send from a time on for so many seconds; answers with their rate."""
+    """Threads that send from a time on for a number of seconds; answers with their rate."""
     with CommandBus(dsn) as bus, ThreadPoolExecutor(threads) as pool:
 
         def run(order: tuple[float, float]) -> float:

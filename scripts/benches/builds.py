@@ -1,4 +1,4 @@
-"""Two builds of this checkout beside each other: the bench of each, in rounds that alternate on one
+"""Two builds of this checkout, compared: the bench of each, in rounds that alternate on one
 server. What a build measures is compared with what the other one measures, not with a baseline.
 """
 

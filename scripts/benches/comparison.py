@@ -1,4 +1,4 @@
-"""What a measurement finds: a measured side beside a baseline, as a ratio of more is better.
+"""What a measurement finds: a measured side and a baseline, as a ratio of more is better.
 
 A machine's speed changes from second to second, so figures are only compared within one run:
 short rounds of all sides alternate, each round in the other order than the round before, and

@@ -30,7 +30,7 @@ class Crew:
             pipe.send(order)
 
     def answers(self, seconds: float) -> list[Any]:
-        """One of each process, which has so many seconds for it."""
+        """One of each process, within these seconds."""
         found = []
         for pipe in self._pipes:
             if not pipe.poll(seconds):

@@ -40,7 +40,7 @@ _FILL = """
 
 
 def instances(slot: Place) -> Found:
-    """The drain by 10 instances of 4 x 8 (--instances) against 2 of them, beside that by 40
+    """The drain by 10 instances of 4 x 8 (--instances) against 2 of them, and that by 40
     bare loops against 2; our ratio against the bare one; and, of a thousand commands of the ten,
     how many no session has waited for longer than 10 ms (row locks, by the server's log)."""
     many = slot.sizes.instances

@@ -39,8 +39,8 @@ def server(dsn: str | None, script: str = "bench", **settings: Setting) -> Itera
 
 @contextmanager
 def own_server(script: str, **settings: Setting) -> Iterator[EmbeddedPostgres]:
-    """The script's own, in a cluster that is kept between runs, and shared by those beside each
-    other."""
+    """The script's own, in a cluster that is kept between runs, and shared by those at the
+    same time."""
     with _started(_directory(script), script, settings) as own:
         yield own
 

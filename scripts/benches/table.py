@@ -1,7 +1,7 @@
 """The rows of the bench: what is measured, below which ratio it fails, and what is aimed at.
 
 More is better in all of them. A limit is what is due, or else what was measured: then the reason
-stands beside it, and what is due.
+follows it, and what is due.
 """
 
 from benches.comparison import Row

@@ -129,8 +129,8 @@ def tokens_count_up(history: History) -> Iterator[str]:
 
 
 def only_the_claimer_ends_a_claim(history: History) -> Iterator[str]:
-    """Or a steward that releases it, or who cancels it. An accepted outcome is its
-    claimer's."""
+    """Or a steward releases it, or an operator or a producer cancels it. An accepted outcome is
+    its claimer's."""
     canceled = {row.command_id for row in history.rows if row.status == "CANCELED"}
     # Another worker cancels what a process has sent, as a deadline has passed, and its timers.
     expired = {row.command_id for row in history.rows if is_of_process(row)} & canceled

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fault_injection.grouping import pid_of
 from fault_injection.history import History, Line, Recovery
 
-#: Of one post, the processes that run nothing and start within so many seconds.
+#: Starts at one post of processes that run nothing, at most, and the seconds that they take.
 _MAX_STARTS, _STARTS_S = 40, 60.0
 #: A stop reaches every process within that.
 _STOPS_S = 1.0

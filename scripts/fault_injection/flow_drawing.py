@@ -13,7 +13,7 @@ _KINDS = {"Tx": 50, "Noop": 25, "Transient": 8, "Io": 6, "Rule": 5, "Permanent":
 _LISTED_KINDS = {**_KINDS, "Adds": 10}
 _UNDOING = {"Tx": 75, "Noop": 10, "Transient": 6, "Permanent": 3, "Rule": 2}
 _LISTED, _WITHOUT_UNDO = 0.2, 0.15
-_MOST_LISTED = 5
+_MAX_LISTED = 5
 #: Seconds that the third step takes at most: more than its deadline.
 _LONG_S, _SHORT_S = 2.5, 0.1
 
@@ -29,7 +29,7 @@ def draw_id(dice: random.Random) -> UUID:
 
 def _step(dice: random.Random, step: FlowStep, domains: int) -> dict[str, Any]:
     listed = dice.random() < _LISTED
-    count = dice.randint(1, _MOST_LISTED) if listed else 1
+    count = dice.randint(1, _MAX_LISTED) if listed else 1
     kinds = _LISTED_KINDS if listed else _KINDS
     longest = _LONG_S if step is FlowStep.THIRD else _SHORT_S
     undo = None

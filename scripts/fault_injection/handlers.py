@@ -2,7 +2,7 @@
 
 The lines go to a file that is appended to, so that they stay whatever becomes of the
 process. CMDBUS_CHAOS names its directory, and CMDBUS_CHAOS_NAME the instance, which has a
-domain of its own beside the common ones.
+domain of its own besides the common ones.
 """
 
 import ctypes

@@ -152,7 +152,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stray:
-    """A process that was a zombie, or had lost its parent, for so many seconds."""
+    """A process that was a zombie, or had lost its parent, and for how many seconds."""
 
     pid: int
     what: str

@@ -45,7 +45,7 @@ class InstanceOptions:
 
 
 class Instance(Supervisor):
-    """A supervisor beside others."""
+    """One of several supervisors on a machine."""
 
     def __init__(self, name: str, options: InstanceOptions, directory: Path) -> None:
         super().__init__(name, directory / name, directory / name / "log")

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 @option("--id", "command_id", metavar="UUID", parse=uuid, help="An id of your own; taken once.")
 @option("--correlation-id", metavar="UUID", parse=uuid, help="Follows the command everywhere.")
 @option("--reply-to", metavar="DOMAIN", help="Where its reply is sent to.")
-@option("--max-attempts", type=int, metavar="N", help="Executions until a person decides.")
+@option("--max-attempts", type=int, metavar="N", help="Executions until an operator decides.")
 @with_bus
 def send(bus: "CommandBus", domain: str, type_: str, data: object, **more: Any) -> Shown:
     id_ = bus.send(domain, type_, data, **more)

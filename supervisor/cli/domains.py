@@ -27,7 +27,7 @@ _SETTINGS_HEAD = ("", "SENDS", "STATE", "DEPTH", "WARN AT", "FULL AT", "KEEP")
 @click.command(
     help="""Count the commands that wait, run or need an operator, by domain and type.
 
-    READY could be claimed now, LATER waits for its time, TROUBLE for a person. OLDEST
+    READY could be claimed now, LATER waits for its time, TROUBLE for an operator. OLDEST
     is how long the first of the ready ones has waited.
 
     \b

@@ -1,7 +1,7 @@
 """A worker process's part in batches: notes that they have started, and ends those that are over.
 
-Two settlements that commit at once do not see each other, so each looks once it has committed.
-While this process has a command of a batch in flight, the batch cannot be over: no look is needed.
+Two settlements that commit at once do not see each other, so each checks once it has committed.
+While this process has a command of a batch in flight, the batch cannot be over: no check is needed.
 """
 
 from collections import deque

@@ -25,12 +25,12 @@ class RunTimes:
         self._mean: float | None = None
 
     def count_within(self, seconds: float) -> int:
-        """The number of runs that take so long together; at least one."""
+        """The number of runs that take this time together; at least one."""
         return max(1, int(seconds / self._mean)) if self._mean else 1
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """`count` runs that took so long each, without the time in which the thread waited for a
-        CPU."""
+        """`count` runs that took these seconds each, without those in which the thread waited for
+        a CPU."""
         mean = self._mean
         weight = _WEIGHT if count == 1 else 1 - (1 - _WEIGHT) ** count
         mean = seconds if mean is None else mean + (seconds - mean) * weight

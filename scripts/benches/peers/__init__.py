@@ -1,1 +1,1 @@
-"""What a user would install instead of cmdbus, run for the same work beside it."""
+"""What a user would install instead of cmdbus, run for the same work."""

@@ -1,6 +1,6 @@
 -- Batches: their counters, and how they begin and end. A command counts in the transaction that
 -- ends it, by a line of the tally. Two transactions that commit at once do not see each other's
--- lines, so each process looks after its own commit whether the batch is over.
+-- lines, so each process checks after its own commit whether the batch is over.
 
 -- Counts ended commands; called in the settling transaction. A NULL of p_batch_ids is a command
 -- without a batch; p_kinds are COMPLETED, FAILED or CANCELED (others do not count), and all are
@@ -58,7 +58,7 @@ END
 $$;
 
 -- Adds the tally to the counters of a batch; if it is over then, ends it, and sends what it is to
--- send. Called by stewards, too. Skips a locked row: the session that has locked it looks again.
+-- send. Called by stewards, too. Skips a locked row: the session that has locked it checks again.
 CREATE FUNCTION {schema}.fold_batch(p_batch_id uuid) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$

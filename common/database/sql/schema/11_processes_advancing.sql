@@ -47,7 +47,7 @@ END
 $$;
 
 -- Counts a process that is over for its batch, if it has one and was not counted before. The
--- command that it sends looks whether the batch is over: two processes that end at the same time
+-- command that it sends checks whether the batch is over: two processes that end at the same time
 -- do not see each other's lines.
 CREATE FUNCTION {schema}.count_process(p_process_id uuid) RETURNS void
 LANGUAGE plpgsql VOLATILE

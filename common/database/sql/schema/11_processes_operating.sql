@@ -101,7 +101,7 @@ BEGIN
 END
 $$;
 
--- Lets the fleet look at a process whose reply may never come.
+-- Lets a worker check on a process whose reply may never come.
 CREATE FUNCTION {schema}.resume_process(p_process {schema}.managed_process) RETURNS void
 LANGUAGE sql VOLATILE
 AS $$
