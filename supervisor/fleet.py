@@ -80,9 +80,9 @@ class Fleet:
         self._stacks.log_requested(now)
         self._board.undead = sum(process.undead for process in self._processes.values())
 
-    def observe(self, now: float) -> FleetView:
+    def observe(self) -> FleetView:
         view = self._read_board()
-        # What began while this process stalled, after `now`, did not begin in the future.
+        # Later than the board was read: what it shows did not begin in the future.
         read_at = time.monotonic()
         for process in self._processes.values():
             self._update(process, view.seats[process.view.index], read_at)

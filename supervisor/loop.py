@@ -203,7 +203,7 @@ class Supervisor:
                 late,
                 _GRACE_SECONDS,
             )
-        fleet = self._fleet.observe(now)
+        fleet = self._fleet.observe()
         detects_hangs = now >= self._hang_detection_from
         return replace(fleet, stop_by=self._stop_by, detects_hangs=detects_hangs)
 
