@@ -27,6 +27,7 @@ SEEN = [
     *("error_code", "correlation_id", "reply_to", "batch_id", "created_at", "due_at"),
     *("started_at", "finished_at", "worker"),
 ]
+LIMIT_TABLES = ("limit_declared", "limit_in_force", "limit_set", "limited_type")
 PROCESS_TABLES = ("managed_process", "process", "process_event", "process_step")
 #: Columns of the view `process` without state and error.
 SEEN_OF_PROCESSES = [
@@ -58,6 +59,7 @@ RIGHTS = {
             *("event", "event_id_seq", "finished", "incarnation", "lease", "migration", "node"),
             *("longer_patience", "patience", "ready", "ready_id_seq", "scheduled"),
             *("scheduled_id_seq", "troubleshooting", "waiter", *PROCESS_TABLES),
+            *("limits", *LIMIT_TABLES),
         ],
         "INSERT": [
             *("event", "finished", "incarnation", "ready", "scheduled", "troubleshooting"),
@@ -74,8 +76,10 @@ RIGHTS = {
             *("armed", "batch", "batch_state", "command", "domain", "domain_event", "event"),
             "incarnation",
             *("migration", "ready", "scheduled", "troubleshooting", *PROCESS_TABLES),
+            *LIMIT_TABLES,
         ],
         "EXECUTE": [
+            *("clear_limit", "set_limit"),
             *("batch_keys", "cancel", "cancel_batch", "cancel_in_batch", "cancel_ready"),
             "cancel_scheduled",
             *("configure_domain", "domain_bit"),
@@ -88,6 +92,7 @@ RIGHTS = {
         "EXECUTE": ["is_handled"],
         "SELECT": [
             *("domain", "migration", "scheduled.domain", "scheduled.type"),
+            *LIMIT_TABLES,
             *[f"batch.{column}" for column in SEEN_OF_BATCHES],
             *[f"command.{column}" for column in SEEN],
             *[f"process.{column}" for column in SEEN_OF_PROCESSES],

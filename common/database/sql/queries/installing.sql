@@ -70,13 +70,14 @@ GRANT SELECT, INSERT ON
 GRANT SELECT ON
     {schema}.command, {schema}.batch, {schema}.batch_state, {schema}.domain,
     {schema}.domain_event,
-    {schema}.process, {schema}.managed_process, {schema}.process_step, {schema}.process_event
+    {schema}.process, {schema}.managed_process, {schema}.process_step, {schema}.process_event,
+    {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set
     TO {role};
 GRANT SELECT, UPDATE ON SEQUENCE
     {schema}.armed, {schema}.alarm, {schema}.patience, {schema}.longer_patience TO {role};
 GRANT SELECT ON SEQUENCE
     {schema}.ready_id_seq, {schema}.scheduled_id_seq, {schema}.event_id_seq,
-    {schema}.domain_event_id_seq, {schema}.tally_id_seq TO {role};
+    {schema}.domain_event_id_seq, {schema}.tally_id_seq, {schema}.limits TO {role};
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};
 
 -- name: grant_producer
@@ -100,11 +101,13 @@ GRANT SELECT ON
     {schema}.command, {schema}.ready, {schema}.scheduled, {schema}.troubleshooting,
     {schema}.event, {schema}.incarnation, {schema}.domain, {schema}.domain_event,
     {schema}.batch, {schema}.batch_state,
-    {schema}.process, {schema}.managed_process, {schema}.process_step, {schema}.process_event
+    {schema}.process, {schema}.managed_process, {schema}.process_step, {schema}.process_event,
+    {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set
     TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.reschedule,
     {schema}.resolve, {schema}.resolve_chunk, {schema}.configure_domain,
+    {schema}.set_limit, {schema}.clear_limit,
     {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.batch_keys,
     {schema}.cancel_process, {schema}.retry_process, {schema}.signal_process,
     {schema}.wake, {schema}.notify, {schema}.domain_bit, {schema}.is_handled,
@@ -124,5 +127,8 @@ GRANT SELECT (process_id, domain, type, status, step, batch_id, created_at, upda
 GRANT SELECT (domain, type, created_at, due_at, lease_until) ON {schema}.ready TO {role};
 GRANT SELECT (domain, type) ON {schema}.scheduled TO {role};
 GRANT SELECT (domain, type, error_code, failed_at) ON {schema}.troubleshooting TO {role};
-GRANT SELECT ON {schema}.domain TO {role};
+GRANT SELECT ON
+    {schema}.domain,
+    {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set
+    TO {role};
 GRANT EXECUTE ON FUNCTION {schema}.is_handled TO {role};

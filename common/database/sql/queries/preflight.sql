@@ -25,6 +25,7 @@ WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
             ('{troubleshooting,finished,event,incarnation,tally}', '{SELECT,INSERT}'),
             ('{command,batch,batch_state,domain,domain_event,migration}', '{SELECT}'),
             ('{process,managed_process,process_step,process_event}', '{SELECT}'),
+            ('{limit_in_force,limited_type,limit_declared,limit_set,limits}', '{SELECT}'),
             ('{ready_id_seq,scheduled_id_seq,event_id_seq,domain_event_id_seq,tally_id_seq}',
              '{SELECT}'),
             ('{armed,alarm,patience,longer_patience}', '{SELECT,UPDATE}')) v (tables, privileges)
