@@ -43,9 +43,9 @@ class CommandBus(Batches, Processes):
     """Sends commands and shows what becomes of them. Safe to share between threads.
 
     With a DSN it keeps 1 to 4 connections of its own, opened at the first use in each process,
-    and one more from the first `call` on; a call whose connection dies is repeated once. With
-    `connection`, a psycopg connection of the caller's, a call is part of the caller's
-    transaction and never repeated.
+    one more from the first `call` on, and two for each loop over `replies`. A call whose
+    connection dies is repeated once. With `connection`, a psycopg connection of the caller's, a
+    call is part of the caller's transaction and never repeated.
 
     Each call may raise ValueError for a wrong argument, before anything is written;
     DatabaseUnavailableError if no connection can be made; SchemaError if the schema is missing
