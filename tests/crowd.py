@@ -8,8 +8,8 @@ import psycopg
 
 _ROWS = """
     INSERT INTO cmdbus.ready (domain, priority, command_id, correlation_id, type, data)
-    SELECT %s, 5, gen_random_uuid(), gen_random_uuid(), 'Debit', 'null'
-    FROM generate_series(1, 50000)"""
+    SELECT %s, 5, gen_random_uuid(), gen_random_uuid(), 'Debit', to_json(repeat('.', 500))
+    FROM generate_series(1, 20000)"""
 #: What the statement takes that reads all rows, and the part of it that is the statement timeout.
 _LEAST_SECONDS, _PART = 0.2, 0.2
 
@@ -20,7 +20,7 @@ def crowded(
 ) -> Iterator[None]:
     """Inserts commands of `domain` until `read_all` takes long enough; within, it is cancelled."""
     connection.execute("SET max_parallel_workers_per_gather = 0")
-    # Few rows on a page: reading them takes as long as reading many times as many.
+    # One row on a page: reading them takes as long as reading many times as many.
     connection.execute("ALTER TABLE cmdbus.ready SET (fillfactor = 10)")
     while (seconds := _seconds(read_all)) < _LEAST_SECONDS:
         connection.execute(_ROWS, (domain,))
