@@ -215,6 +215,8 @@ def test_an_interrupt_at_any_line_leaves_a_pool_that_lends(dsn: str) -> None:
             # Opened again the next time, as the first time.
             connection.close()
 
+    gc.collect()
+    gc.freeze()  # a collection looks at no object from before
     for line in count():
         try:
             with interrupted(line):
