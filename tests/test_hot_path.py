@@ -206,7 +206,8 @@ def test_a_claim_writes_each_row_once_and_a_settlement_moves_it(
             [
                 "USING btree (batch_id, created_at, id) WHERE (batch_id IS NOT NULL)",
                 "USING btree (command_id, id)",
-                "USING btree (expires_at) WHERE (expires_at IS NOT NULL)",
+                "USING btree (expires_at)"
+                " WHERE ((expires_at IS NOT NULL) AND (attempts = 0) AND (losses = 0))",
                 "USING btree (domain, key, created_at) WHERE (key IS NOT NULL)",
                 "USING btree (domain, type, COALESCE((key)::text, ''::text))"
                 " WHERE (lane_position IS NOT NULL)",

@@ -265,7 +265,7 @@ class OtherNodeFirst(ClaimStatements):
             row = self.row(connection, "find_first_due", skipped=values["skipped"])
             assert row is not None
             if values["count"] == 1:
-                key = ClaimKey._make(row)
+                key = ClaimKey._make(row[:-1])
                 self.set_aside(connection, key, "NOT_CLAIMABLE", "why", "scheduled")
             raise
 

@@ -57,19 +57,19 @@ RIGHTS = {
             *("alarm", "armed", "batch", "batch_state", "command", "domain", "domain_event"),
             *("domain_event_id_seq", "tally", "tally_id_seq"),
             *("event", "event_id_seq", "finished", "incarnation", "lease", "migration", "node"),
-            *("longer_patience", "patience", "ready", "ready_id_seq", "scheduled"),
+            *("limited", "longer_patience", "patience", "ready", "ready_id_seq", "scheduled"),
             *("scheduled_id_seq", "troubleshooting", "waiter", *PROCESS_TABLES),
             *("limits", *LIMIT_TABLES),
         ],
         "INSERT": [
             *("event", "finished", "incarnation", "ready", "scheduled", "troubleshooting"),
-            *("lease", "node", "tally", "waiter"),
+            *("lease", "limited", "node", "tally", "waiter"),
         ],
         "UPDATE": [
-            *("alarm", "armed", "lease", "longer_patience", "node", "patience", "ready"),
-            *("scheduled", "waiter"),
+            *("alarm", "armed", "lease", "limited", "longer_patience", "node", "patience"),
+            *("ready", "scheduled", "waiter"),
         ],
-        "DELETE": ["lease", "node", "ready", "scheduled", "waiter"],
+        "DELETE": ["lease", "limited", "node", "ready", "scheduled", "waiter"],
     },
     "operator": {
         "SELECT": [

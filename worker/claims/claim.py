@@ -173,6 +173,9 @@ class TimerReading(NamedTuple):
     pages: int
     #: Seconds until another command is due, if some are due already.
     next_due: float = inf
+    #: Seconds until a command expires and, if some have expired already, another one.
+    expires: float = inf
+    next_expires: float = inf
 
 
 class ClaimScope(Enum):

@@ -36,6 +36,8 @@ from cmdbus.worker.claims.outcomes import completed, with_ascii_texts
 from cmdbus.worker.claims.rejections import was_executed
 
 Item = TypeVar("Item")
+#: Where a row is that can be set aside.
+Table = Literal["ready", "scheduled", "limited"]
 
 _PRIORITY_AND_ID = itemgetter(1, 2)
 _NO_CLAIM = Claim(
@@ -238,7 +240,7 @@ class ClaimStatements(Executor):
         key: ClaimKey,
         code: str,
         message: str,
-        table: Literal["ready", "scheduled"] = "ready",
+        table: Table = "ready",
     ) -> bool:
         """Moves a row to troubleshooting; `code` and `message` are ASCII. False if the row has
         gone, or its claim was lost."""

@@ -6,11 +6,10 @@ either is left out for a minute: whatever refuses it may have been removed by th
 
 import logging
 from collections.abc import Set
-from typing import Literal
 
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import ClaimKey, Connection, Fence, fence_of
-from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.claims.claim_statements import ClaimStatements, Table
 from cmdbus.worker.claims.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, reason
 
@@ -60,7 +59,7 @@ class RejectedRows:
         key: ClaimKey,
         what: str,
         error: Exception,
-        table: Literal["ready", "scheduled"] = "ready",
+        table: Table = "ready",
     ) -> bool:
         """Moves a row to troubleshooting because of `error`. False if the row has changed since its
         key was read, or is skipped."""

@@ -1,5 +1,6 @@
-"""Reads the timers when the earliest is due: promotes due commands, which notifies, and wakes a
-worker for a lease that has ended, or because nothing has woken one within the poll interval."""
+"""Reads the timers when the earliest is due: promotes due commands, which notifies, cancels those
+that have expired, and wakes a worker for a lease that has ended, or because nothing has woken one
+within the poll interval."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ class TimerRound:
     #: Monotonic time at which a worker is woken because the earliest timer is due; senders of
     #: earlier commands notify.
     due_at: float = 0.0
-    #: Whether nothing else wakes a worker then; the promotion of due commands notifies.
+    #: Whether nothing else wakes a worker then; the promotion of due commands notifies, and no
+    #: worker need know what has expired.
     _wakes: bool = True
     #: The latest reading included the ends of leases.
     _leases_known: bool = False
@@ -62,7 +64,7 @@ class TimerRound:
         self.listening.watch_queue(self.timers.seen.queue_usage)
         now, poll = time.monotonic(), self.poll_interval
         if now + min(seconds, poll) < latest:
-            self._wakes = not self.timers.only_promotes_within(min(seconds, poll))
+            self._wakes = not self.timers.wakes_no_worker_within(min(seconds, poll))
         fallback = min(poll, max(0.0, latest - now))
         self.due_at = now + min(seconds, fallback)
         self._read_at = now + seconds_to_reading(seconds, fallback)

@@ -1,4 +1,4 @@
-"""Promotes due commands, and reads when the next timer is due."""
+"""Promotes due commands, cancels expired ones, and reads when the next timer is due."""
 
 from collections.abc import Callable, Collection, Sequence
 from math import inf
@@ -13,7 +13,7 @@ from cmdbus.worker.claims.claim import Connection, TimerReading
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.floors import pause_after
 from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES
-from cmdbus.worker.waiting.promotion import Promotion
+from cmdbus.worker.waiting.due_commands import EXPIRE, PROMOTE, DueCommands
 
 #: Seconds between two readings while due rows are locked by other sessions.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.002, 5.0
@@ -40,44 +40,52 @@ class Timers:
         types: Sequence[str],
         timeout: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`timeout`: see Promotion."""
+        """`timeout`: see DueCommands."""
         self._statements = statements
-        self._promotion = Promotion(statements, timeout)
+        self._promotion = DueCommands(statements, PROMOTE, timeout)
+        self._expiry = DueCommands(statements, EXPIRE, timeout)
         self._domains, self._types = list(domains), list(types)
         self._locked_pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         #: Monotonic time of the next reading of leases, which walks over all rows.
         self._leases_at = float("-inf")
-        self._promoted = False
+        self._moved = False
         #: The latest reading.
         self.seen = TimerReading(inf, inf, inf, suspects=False, queue_usage=0.0, pages=0)
 
     def promote_and_read(
         self, connection: Connection, *, leases: bool, own: Collection[int] = ()
     ) -> float:
-        """Seconds until the next command is due or, with `leases`, until a lease ends that is of
-        none of the `own` incarnations; 0 if some were due and are claimable now. Renews the node
-        before it waits for the end of a lease."""
-        self._promoted = self._promotion.step(connection)
-        if self._promoted:
+        """Seconds until the next command is due or expires or, with `leases`, until a lease ends
+        that is of none of the `own` incarnations; 0 if some were due or had expired. Renews the
+        node before it waits for the end of a lease."""
+        self._moved = self._promotion.step(connection)
+        if self._moved:
             failpoint(PROMOTED)
             return 0.0
         seen = self._read(connection, leases, own)
+        # No statement for it while nothing has expired.
+        if seen.expires <= 0 and self._expiry.step(connection):
+            self._moved = True
+            return 0.0
         if seen.lease_ends < inf:
             # Leases end only while a node can renew, as this shows.
             self._statements.renew(connection, {})
             renewed = min(seen.lease_ends, self._statements.renewal_seconds)
             seen = seen._replace(lease_ends=renewed)
         self.seen = seen
-        if min(seen.due, seen.lease_ends) > 0:
+        timers = seen.due, seen.expires, seen.lease_ends
+        if min(timers) > 0:
             self._locked_pauses.reset()
-            return min(seen.due, seen.lease_ends)
-        # Due, and neither promoted nor claimed: other sessions have locked the rows.
+            return min(timers)
+        # Due, and neither moved nor claimed: other sessions have locked the rows.
         pause = self._locked_pauses.pause()
-        return min(max(seen.due, pause), max(seen.lease_ends, pause), seen.next_due)
+        return min(*(max(seconds, pause) for seconds in timers), seen.next_due, seen.next_expires)
 
-    def only_promotes_within(self, seconds: float) -> bool:
-        """By the latest reading: commands are due within this time, and no lease ends."""
-        return self._promoted or self.seen.due <= seconds < self.seen.lease_ends
+    def wakes_no_worker_within(self, seconds: float) -> bool:
+        """By the latest reading: commands are due or expire within this time, and no lease ends."""
+        if self._moved:
+            return True
+        return min(self.seen.due, self.seen.expires) <= seconds < self.seen.lease_ends
 
     def _read(self, connection: Connection, leases: bool, own: Collection[int]) -> TimerReading:
         """Leaves pauses between readings of leases that take many pages."""

@@ -62,7 +62,8 @@ GRANT SELECT ON {schema}.migration TO {role};
 -- May run commands, operate, send and read; may remove history only by retain_day and
 -- retain_domain.
 GRANT SELECT, INSERT, UPDATE, DELETE ON
-    {schema}.ready, {schema}.scheduled, {schema}.lease, {schema}.waiter, {schema}.node
+    {schema}.ready, {schema}.scheduled, {schema}.limited, {schema}.lease, {schema}.waiter,
+    {schema}.node
     TO {role};
 GRANT SELECT, INSERT ON
     {schema}.troubleshooting, {schema}.finished, {schema}.event, {schema}.incarnation,

@@ -14,7 +14,8 @@ LISTEN {channel}_pause;
 -- Seconds until the first scheduled command is due, not positive while another session has locked
 -- it, until the next lease of other claimers ends, and until that of an own one does; whether a
 -- suspect waits; how full the server's queue of notifications is, from 0 to 1; the number of pages
--- of ready that this has read; and seconds until the first command that is not due yet.
+-- of ready that this has read; seconds until the first command that is not due yet; and those until
+-- commands expire, see next_expiry.
 SELECT
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
@@ -23,15 +24,22 @@ SELECT
     pg_notification_queue_usage(),
     pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - began.pages,
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
-     WHERE isfinite(due_at) AND due_at > now() ORDER BY due_at, id LIMIT 1)::double precision
+     WHERE isfinite(due_at) AND due_at > now() ORDER BY due_at, id LIMIT 1)::double precision,
+    expiry.due, expiry.next
 FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS pages) began
     LEFT JOIN LATERAL (
         SELECT * FROM {schema}.next_lease_ends(%(domains)s, %(types)s, %(own)s::bigint[])
         WHERE %(leases)s
-    ) lease ON true;
+    ) lease ON true,
+    {schema}.next_expiry() expiry;
 
 -- name: find_first_due
--- The key of the command that a promotion of one row takes.
-SELECT s.domain, s.priority, s.id, s.token, s.command_id, s.claimer
+-- The key of the command that a promotion of one row takes, and its table.
+SELECT s.domain, s.priority, s.id, s.token, s.command_id, s.claimer, 'scheduled'
 FROM {schema}.find_due(1, %(skipped)s::bigint[]) d
 JOIN {schema}.scheduled s ON s.due_at = d.due_at AND s.id = d.id;
+
+-- name: find_first_expired
+-- The same for the command that is ended first because it has expired.
+SELECT domain, priority, id, token, command_id, claimer, source
+FROM {schema}.find_expired(1, %(skipped)s::bigint[]);

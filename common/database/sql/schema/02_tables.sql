@@ -52,9 +52,12 @@ CREATE INDEX ready_batch ON {schema}.ready (batch_id, created_at, id) WHERE batc
 CREATE INDEX ready_lane ON {schema}.ready (domain, type, (coalesce(key, '')))
     WHERE lane_position IS NOT NULL;
 
--- Finds the commands of a key, and those that expire.
+-- Finds the commands of a key.
 CREATE INDEX ready_key ON {schema}.ready (domain, key, created_at) WHERE key IS NOT NULL;
-CREATE INDEX ready_expires ON {schema}.ready (expires_at) WHERE expires_at IS NOT NULL;
+
+-- Those that expire, and some that have begun; see 06_expiring.sql.
+CREATE INDEX ready_expires ON {schema}.ready (expires_at)
+    WHERE expires_at IS NOT NULL AND attempts = 0 AND losses = 0;
 
 -- Delayed sends and retries, until they are due: a million of them slow no claim.
 CREATE TABLE {schema}.scheduled (LIKE {schema}.ready INCLUDING DEFAULTS INCLUDING IDENTITY);
@@ -74,7 +77,8 @@ CREATE INDEX scheduled_batch ON {schema}.scheduled (batch_id, created_at, id)
 CREATE INDEX scheduled_lane ON {schema}.scheduled (domain, type, (coalesce(key, '')))
     WHERE lane_position IS NOT NULL;
 CREATE INDEX scheduled_key ON {schema}.scheduled (domain, key, created_at) WHERE key IS NOT NULL;
-CREATE INDEX scheduled_expires ON {schema}.scheduled (expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX scheduled_expires ON {schema}.scheduled (expires_at)
+    WHERE expires_at IS NOT NULL AND claimed_at IS NULL;
 
 -- Commands that wait at a limit; see 12_lanes.sql. They have no id before they are admitted into
 -- ready, and a position in their lane, which they keep.
@@ -94,7 +98,8 @@ CREATE UNIQUE INDEX limited_lane
 CREATE INDEX limited_batch ON {schema}.limited (batch_id, created_at, lane_position)
     WHERE batch_id IS NOT NULL;
 CREATE INDEX limited_key ON {schema}.limited (domain, key, created_at) WHERE key IS NOT NULL;
-CREATE INDEX limited_expires ON {schema}.limited (expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX limited_expires ON {schema}.limited (expires_at)
+    WHERE expires_at IS NOT NULL AND claimed_at IS NULL;
 
 -- Commands that need an operator.
 CREATE TABLE {schema}.troubleshooting (

@@ -233,7 +233,9 @@ $$;
 -- Releases claims of p_claimer, uncharged; called by workers, and by stewards for dead ones.
 -- p_losses has NULL for a command that had not begun, else the losses to count, with an event of
 -- p_why. A loss of 0 is accepted only with the p_reason STOPPED (its worker was ordered to) or
--- DATABASE_AWAY. Returns the positions of the released claims. Skips locked rows.
+-- DATABASE_AWAY. A command that never began has no claimed_at afterwards: each execution that ended
+-- without settling it has left an event. Returns the positions of the released claims. Skips locked
+-- rows.
 CREATE FUNCTION {schema}.release(
     p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
     p_command_ids uuid[], p_claimer bigint, p_losses smallint[], p_reason text, p_why text
@@ -262,7 +264,13 @@ BEGIN
     ), back AS (
         UPDATE {schema}.ready r SET
             token = r.token + 1, losses = r.losses + coalesce(o.losses, 0), claimer = NULL,
-            lease_until = NULL
+            lease_until = NULL,
+            claimed_at = CASE WHEN o.losses IS NOT NULL OR r.attempts > 0 OR r.losses > 0
+                OR r.token > 1 AND EXISTS (
+                    SELECT FROM {schema}.event e
+                    WHERE e.domain = r.domain AND e.command_id = r.command_id
+                        AND e.claimed_at IS NOT NULL)
+                THEN r.claimed_at END
         FROM held o
         WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
         RETURNING o.position, r.domain, r.command_id, r.attempts, o.losses, o.token, o.claimer,

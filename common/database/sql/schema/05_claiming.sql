@@ -105,6 +105,8 @@ BEGIN
                              AND {schema}.is_claimable(r.claimer, r.lease_until))
                         AND (r.domain || ' ' || r.type) = ANY (p_types)
                         AND r.losses + (r.claimer IS NOT NULL)::integer <= p_most_losses
+                        AND (r.expires_at IS NULL OR r.claimed_at IS NOT NULL
+                             OR r.expires_at > present)
                     ORDER BY r.domain, r.priority, r.id
                     LIMIT p_count
                     FOR UPDATE SKIP LOCKED
@@ -241,6 +243,8 @@ AS $$
         WHERE r.domain = p_domain AND r.priority = p_priority AND r.id = p_id
             AND r.token = p_token AND r.command_id = p_command_id
             AND {schema}.is_claimable(r.claimer, r.lease_until)
+            AND (r.expires_at IS NULL OR r.claimed_at IS NOT NULL
+                 OR r.expires_at > clock_timestamp())
         FOR UPDATE SKIP LOCKED
     )
     SELECT c.* FROM picked p, LATERAL {schema}.claim_locked(p.ctid, p_claimer, p_lease) c

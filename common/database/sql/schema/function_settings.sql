@@ -11,17 +11,19 @@ BEGIN
             -- Finds rows by key, whatever the statistics say.
             ('add_to_batch advance_processes batch_keys cancel_batch cancel_in_batch'
              ' cancel_process cancel_processes_of_batch claim claim_row claim_suspect complete'
-             ' count_process end_batch_now end_batches end_step expire_step find_due fitting'
-             ' fold_batch lock_processes note_lost promote release renew renew_claim'
+             ' count_process end_batch_now end_batches end_step expire expire_step find_due'
+             ' find_expired fitting fold_batch lock_processes next_expiry note_lost promote release'
+             ' renew renew_claim'
              ' request_cancel resolve_keys resolve_own retain_day retain_processes'
              ' retry_process set_aside settle signal_process start_batches suspect_waits take',
              'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
             -- In the order of an index.
-            ('batch_keys cancel_in_batch cancel_ready cancel_scheduled claim find_due promote',
+            ('batch_keys cancel_in_batch cancel_ready cancel_scheduled claim find_due'
+             ' find_expired next_expiry promote',
              'SET enable_sort = off'),
             -- An error, and not an empty queue, if row security hides commands from the role.
-            ('claim claim_suspect complete promote release renew renew_claim settle'
+            ('claim claim_suspect complete expire next_expiry promote release renew renew_claim settle'
              ' suspect_waits',
              'SET row_security = off'),
             -- The conditions that are given choose the index.
