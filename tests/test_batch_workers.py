@@ -168,7 +168,7 @@ TYPES = ("Noop", "Debit", "Refuse", "Fail", "FailOnce")
     thread_timeout=70,
     watchdog_timeout=90,
 )
-def test_counters_equal_the_rows_whoever_is_killed(fleet: Fleet, dsn: str) -> None:
+def test_counters_equal_the_rows_whatever_is_killed(fleet: Fleet, dsn: str) -> None:
     """At every look, with random outcomes; each transition happens once."""
     dice = random.Random(7)
 

@@ -1,4 +1,4 @@
-"""The board while it is written: nothing is read torn, whoever is killed when."""
+"""The board while it is written: no reader sees a torn record, whatever is killed when."""
 
 import os
 import random
@@ -30,7 +30,7 @@ def board() -> Iterator[Board]:
 
 
 def test_a_due_time_is_extended_before_or_after_another_write_of_the_slot(board: Board) -> None:
-    """Not between its bytes and their checksum: nobody could read the slot."""
+    """Not between its bytes and their checksum: no process could read the slot."""
     taken(board)
     slot = board.seat(0).slot(0)
     extending = threading.Thread(target=slot.extend, args=(50,))

@@ -215,7 +215,7 @@ def test_what_a_child_started_and_left_ends_when_it_is_reaped() -> None:
         left = os.pidfd_open(int(lines.readline()))
     try:
         wait([child.descriptor], 10)
-        assert not has_ended(left), "it outlives whoever started it"
+        assert not has_ended(left), "it outlives the process that started it"
         assert child.reap() == ExitStatus(0, 0)
         eventually(lambda: has_ended(left))
     finally:

@@ -117,7 +117,7 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
             assert words in cases[name][2]
         assert "545 in all: 542 completed, 1 failed, 2 waiting for a person" in demo.stdout
         assert len(demo.stdout.splitlines()) < 25
-        # Beside it there is only where the database is; nothing that looks like a defect.
+        # Besides that there is only where the database is; nothing that looks like a defect.
         assert len(demo.log.splitlines()) == 2
         assert "the demo, on an embedded PostgreSQL" in demo.log
         shown = dict(re.findall(r"^  (\w.*?)  +(\S*cmdbus .*)$", demo.stdout, re.MULTILINE))

@@ -87,7 +87,7 @@ def test_what_was_being_scheduled_when_the_next_look_was_put_off_is_looked_for(
 def test_what_one_sender_has_scheduled_is_looked_for_while_another_is_still_writing(
     steward: Steward, dsn: str, bus: CommandBus, sender: psycopg.Connection
 ) -> None:
-    """A transaction that somebody has forgotten may stay open for hours."""
+    """A forgotten transaction may stay open for hours."""
     steward.step(parked=False, reads_at=NOW + 5)
     with psycopg.connect(dsn) as forgotten:
         for each in (sender, forgotten):

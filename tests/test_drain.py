@@ -81,7 +81,7 @@ def test_a_worker_is_as_fast_as_its_threads_and_a_loop_with_pauses_would_not_be(
         return by_worker(dsn, bus, 80, seconds).took / by_bare_threads(80, seconds)
 
     ratios = [ratio()]
-    # Other tests run beside this one: the tenth more that it may be is tested by itself below.
+    # Other tests run at the same time: the tenth more that it may be is tested by itself below.
     while min(ratios) > 1.3 and len(ratios) < 5:
         ratios.append(ratio())
     assert min(ratios) <= 1.3, ratios

@@ -182,7 +182,7 @@ def test_a_server_that_lets_no_client_write_is_away(own: EmbeddedPostgres, tmp_p
 def test_an_outage_that_is_longer_than_the_watchdog_kills_no_process(
     own: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    """Nobody is killed, the log is not flooded, work resumes by itself. And
+    """No process is killed, the log is not flooded, work resumes by itself. And
     a stop while the database is away."""
     ladder = {
         "statement_timeout": 0.5,

@@ -73,7 +73,7 @@ def test_a_fleet_that_polls_drains_soon(fleet: Fleet) -> None:
 def test_a_fleet_that_drains_waits_for_what_runs_and_what_becomes_due_meanwhile(
     fleet: Fleet,
 ) -> None:
-    """An idle thread beside a running command is no sign that the fleet is drained."""
+    """An idle thread, while another one runs a command, is no sign that the fleet is drained."""
     running, retried = fleet.send("Sleep", data=2.8), fleet.send("FailOnce")
     soon = fleet.send("Noop", delay=2)
     fleet.start()

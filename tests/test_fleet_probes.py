@@ -52,7 +52,7 @@ def families(fleet: Fleet) -> set[str]:
 
 
 def executed(fleet: Fleet) -> int:
-    """As its board shows it, whoever answers."""
+    """As its board shows it, whichever process answers."""
     commands = fleet.board().counters().commands.items()
     return sum(count for (_, _, end), count in commands if end == "completed")
 

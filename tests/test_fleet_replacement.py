@@ -68,7 +68,7 @@ def test_a_reload_replaces_one_process_after_another(fleet: Fleet, tmp_path: Pat
     assert fleet.effects(ids) == {1: 300}
     assert fleet.look().restarts["reloaded"] == 3
     assert not fleet.messages(level="warning")
-    for text, said in (
+    for text, line in (
         ("raise RuntimeError('no such file')", "RuntimeError: no such file"),
         (
             "import os; os.kill(os.getpid(), 9)",
@@ -79,7 +79,7 @@ def test_a_reload_replaces_one_process_after_another(fleet: Fleet, tmp_path: Pat
         after, steward = fleet.wait_until_ready(), fleet.steward()
         write_app(tmp_path, text)
         fleet.send_signal(signal.SIGHUP)
-        fleet.await_saying(said)
+        fleet.await_saying(line)
         assert fleet.pids() == after
         more = fleet.send("Debit", 10)
         fleet.await_completed(more)
@@ -120,7 +120,7 @@ def test_a_fleet_goes_on_while_its_successors_cannot_import_the_application(
 
 
 def test_there_can_be_more_processes_and_fewer(fleet: Fleet) -> None:
-    """TTIN and TTOU; never less than one, and whoever leaves ends what it runs."""
+    """TTIN and TTOU; never less than one, and a process that leaves ends what it runs."""
     fleet.send_signal(signal.SIGTTIN)
     three = fleet.wait_until_ready(3)
     ids = fleet.send("Debit", 12, data=0.5)

@@ -167,7 +167,7 @@ def test_fleets_of_different_names_share_a_database_and_a_directory(
 
 
 def test_garbage_on_the_board_harms_nobody_for_long(fleet: Fleet) -> None:
-    """Whatever processes seem to show, nobody meets an exception or is killed, and
+    """Whatever processes seem to show, none meets an exception or is killed, and
     what is sent then does not wait for the fallback poll."""
     dice = random.Random(26)
     before = fleet.pids()
@@ -195,7 +195,7 @@ time.time, time.time_ns = jumped(time.time, 1), jumped(time.time_ns, 10**9)
 
 @pytest.mark.fleet(started=False)
 def test_a_clock_that_jumps_by_an_hour_changes_nothing(fleet: Fleet, tmp_path: Path) -> None:
-    """Forth and back, in every process. Nobody is killed, no lease ends, and what is
+    """Forth and back, in every process. None is killed, no lease ends, and what is
     due is due by the database's clock."""
     (tmp_path / "sitecustomize.py").write_text(_CLOCK)
     (clock := tmp_path / "clock").write_text("0")

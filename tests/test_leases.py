@@ -290,7 +290,7 @@ def test_what_a_dead_node_of_short_leases_held_waits_for_no_renewal_of_long_ones
 def test_a_clock_that_is_set_back_turns_no_old_renewal_into_a_recent_one(
     nodes: tuple[Node, Node, Claim],
 ) -> None:
-    """Set back by less than a lease, beside a node that has had nothing to renew."""
+    """Set back by less than a lease, next to a node that has had nothing to renew."""
     owner, other, claim = nodes
     other.renew()
     pass_time(other.session, LEASE / 2)

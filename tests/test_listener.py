@@ -210,7 +210,7 @@ def test_it_listens_in_a_process_with_a_thousand_files_open(
     """select() knows no descriptor above 1023."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2_048:
-        pytest.skip("this process may not have so many files")
+        pytest.skip("this process may not open that number of files")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2_048), hard))
     try:
         with ExitStack() as opened:

@@ -1,4 +1,4 @@
-"""The named points of the code: whoever is killed or stopped there, nothing is lost and nothing
+"""The named points of the code: whatever is killed or stopped there, nothing is lost and nothing
 is done twice."""
 
 import sys
@@ -78,7 +78,7 @@ class BusyFleet:
         self._tend()
 
     def _tend(self) -> None:
-        """Starts it again, lets go whoever was stopped, and sends for all ways to end."""
+        """Starts it again, lets go the process that was stopped, and sends for all ways to end."""
         victims = self.failpoints.victims("cmdbus", what="freeze")
         for victim in victims[self.freed :]:
             self.failpoints.release(victim)

@@ -22,7 +22,7 @@ from cmdbus.producer.store import Store
 
 @contextmanager
 def slow_commits(dsn: str) -> Iterator[psycopg.Connection]:
-    """While the yielded connection's transaction is open, whoever inserts a command waits
+    """While the yielded connection's transaction is open, a session that inserts a command waits
     at its commit, and does not end when its client does."""
     with connect(dsn) as connection:
         connection.execute(

@@ -1,4 +1,4 @@
-"""Readers of replies: beside workers and other readers, waiting, on connections that are lost."""
+"""Readers of replies: next to workers and other readers, waiting, on connections that are lost."""
 
 import time
 from collections.abc import Iterator

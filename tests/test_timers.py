@@ -132,7 +132,7 @@ def test_a_locked_command_is_looked_for_less_and_less_often(
     due_now(connection)
     with psycopg.connect(dsn) as holder:
         holder.execute("SELECT * FROM cmdbus.scheduled FOR UPDATE")
-        assert timers.promote_and_read(connection, leases=False) == 0.002, "it begins anew"
+        assert timers.promote_and_read(connection, leases=False) == 0.002, "it begins again"
         holder.rollback()
 
 
@@ -145,7 +145,7 @@ def test_a_locked_command_hides_none_that_is_due_after_it(
     with psycopg.connect(dsn) as holder:
         holder.execute("SELECT FROM cmdbus.scheduled WHERE due_at <= clock_timestamp() FOR UPDATE")
         waits = [timers.promote_and_read(connection, leases=False) for _ in range(12)]
-        assert 0 < waits[-1] <= 1.0, "after so many the wait for the row alone is 4 s"
+        assert 0 < waits[-1] <= 1.0, "after this number the wait for the row alone is 4 s"
         eventually(lambda: timers.promote_and_read(connection, leases=False) == 0.0)
         assert count(connection, "cmdbus.scheduled") == 1
 
