@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from queries import count, move_to_troubleshooting
+from queries import count, move_to_troubleshooting, scalar
 
 from cmdbus import CommandBus, DuplicateCommandError
 from cmdbus.worker.claims.claim_statements import ClaimStatements
@@ -323,3 +323,26 @@ def test_a_day_is_removed_in_blocks(bus: CommandBus, connection: psycopg.Connect
     assert 0 < left < 501 and bus.get("old", sent["old"]) is None
     assert retain(connection) == 1, "the table is found again, although it is no partition"
     assert (rows(connection, "identity"), rows(connection, "event")) == (0, 0)
+
+
+def test_rows_of_unique_keys_are_removed_before_the_history_that_frees_them(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """By the sweep of a domain that keeps no history, too."""
+    with CommandBus(dsn) as bus:
+        query = "SELECT cmdbus.send('payments', 'Debit', p_unique => %s, p_unique_until => %s)"
+        sent = {
+            key: scalar(connection, query, key, until)
+            for key, until in (("canceled", "3600"), ("ended", "finished"), ("held", "3600"))
+        }
+        bus.cancel("payments", sent["canceled"])
+        bus.cancel("payments", sent["ended"])
+        bus.configure("payments", keep=timedelta(0))
+        age(connection, "payments", 1)
+        assert retain(connection) == 2
+        held = connection.execute("SELECT unique_key FROM cmdbus.unique_command").fetchall()
+        assert held == [("held",)]
+        purge = CommandBus(dsn, purge_allowed=True)
+        with purge:
+            assert purge.purge("payments") == 1
+        assert rows(connection, "unique_command") == 0

@@ -44,8 +44,9 @@ RIGHTS = {
         "SELECT": ["alarm", "armed", "migration"],
         "EXECUTE": [
             *("admit", "already_sent", "batch_exists", "cancel", "cancel_batch"),
-            *("cancel_in_batch", "create_batch", "domain_bit", "enqueue"),
-            *("identify", "notify", "outcome", "send", "signal_process", "start_process", "wake"),
+            *("cancel_in_batch", "create_batch", "domain_bit", "enqueue", "enqueue_unique"),
+            *("identify", "notify", "outcome", "send", "signal_process", "start_process"),
+            *("take_unique_keys", "wake"),
         ],
         "INSERT": [
             *[f"ready.{column}" for column in SENDERS],

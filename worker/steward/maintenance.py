@@ -91,6 +91,7 @@ class Maintenance:
             if connection.closed:
                 raise
             _warn("make partitions of history", error)
+        self._retention.remove_unique_keys(connection)
         removed = self._retention.remove_days(connection)
         records = self._retention.remove_records(connection)
         if records:

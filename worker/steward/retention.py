@@ -104,6 +104,23 @@ class Retention:
         days = plan_days(now, partitions, self._keeps(connection))
         return sum(self._remove_day(connection, day) for day in days)
 
+    def remove_unique_keys(self, connection: Connection) -> int:
+        """Rows of those that no command holds; returns how many. Called before history is removed,
+        which says that a canceled command holds no key."""
+        removed, domain, key = 0, "", ""
+
+        def remove(size: int) -> bool:
+            """Of the next rows; true at the end of the table."""
+            nonlocal removed, domain, key
+            [(count, domain, key)] = self._statements.rows(
+                connection, "retain_unique", size=size, domain=domain, unique_key=key
+            )
+            removed += count
+            return domain is None
+
+        self._attempt("unique keys", partial(self._repeat, remove, _MAX_ROWS, until=True))
+        return removed
+
     def remove_records(self, connection: Connection) -> int:
         """Of workers and managed processes that ended long ago, and of changes to domains;
         returns how many."""
@@ -122,6 +139,7 @@ class Retention:
         begun = {domain for domain in due_sweeps(keeps) if self._begins(connection, domain, keeps)}
         if not begun:
             return 0
+        self.remove_unique_keys(connection)
         now, partitions = self._read_days(connection)
         sweeps = plan_sweeps(now, partitions, keeps, begun)
         return sum(self._remove_rows(connection, day, domain) for day, domain in sweeps)

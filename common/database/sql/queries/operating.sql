@@ -29,13 +29,13 @@ WITH from_ready AS (
             AND {schema}.is_claimable(r.claimer, r.lease_until)
         LIMIT %(count)s
         FOR UPDATE SKIP LOCKED))
-    RETURNING command_id, batch_id
+    RETURNING command_id, batch_id, unique_key
 ), from_scheduled AS (
     DELETE FROM {schema}.scheduled WHERE ctid = ANY (ARRAY(
         SELECT s.ctid FROM {schema}.scheduled s WHERE s.domain = %(domain)s
         LIMIT %(count)s
         FOR UPDATE SKIP LOCKED))
-    RETURNING command_id, batch_id
+    RETURNING command_id, batch_id, unique_key
 ), gone AS (
     TABLE from_ready UNION ALL TABLE from_scheduled
 ), identities AS (
@@ -44,6 +44,9 @@ WITH from_ready AS (
 ), events AS (
     DELETE FROM {schema}.event e USING gone g
     WHERE e.domain = %(domain)s AND e.command_id = g.command_id
+), unique_keys AS (
+    DELETE FROM {schema}.unique_command u USING gone g
+    WHERE u.domain = %(domain)s AND u.unique_key = g.unique_key AND u.command_id = g.command_id
 ), tallies AS (
     INSERT INTO {schema}.tally (batch_id, total)
     SELECT batch_id, -count(*) FROM gone WHERE batch_id IS NOT NULL GROUP BY batch_id

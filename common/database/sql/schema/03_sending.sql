@@ -1,4 +1,4 @@
--- Sending: one command by enqueue; many by admit, identify and COPY.
+-- Sending: one command by enqueue; many by admit, identify and COPY. Unique keys: 13_uniqueness.sql.
 
 -- An id that the bus makes: 48 bits of milliseconds, so that indexes grow at their end; 8cb5,
 -- the version and the bus's mark; the variant and 62 random bits (see ids.py).
@@ -159,7 +159,7 @@ CREATE FUNCTION {schema}.enqueue(
     p_domain text, p_type text, p_data json, p_command_id uuid, p_own boolean,
     p_priority integer, p_delay double precision, p_run_at timestamptz, p_correlation_id uuid,
     p_reply_to text, p_max_attempts integer, p_call bigint, p_again boolean,
-    p_caller bigint DEFAULT NULL,
+    p_caller bigint DEFAULT NULL, p_unique_key text DEFAULT NULL,
     OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
     OUT oldest_age double precision
 )
@@ -201,14 +201,14 @@ BEGIN
     END IF;
     IF due > clock_timestamp() THEN
         INSERT INTO {schema}.scheduled (domain, priority, command_id, type, data, correlation_id,
-                               reply_to, max_attempts, due_at, caller)
+                               reply_to, max_attempts, due_at, caller, unique_key)
         VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
-                p_reply_to, p_max_attempts, due, p_caller);
+                p_reply_to, p_max_attempts, due, p_caller, p_unique_key);
     ELSE
         INSERT INTO {schema}.ready (domain, priority, command_id, type, data, correlation_id,
-                           reply_to, max_attempts, caller)
+                           reply_to, max_attempts, caller, unique_key)
         VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
-                p_reply_to, p_max_attempts, p_caller);
+                p_reply_to, p_max_attempts, p_caller, p_unique_key);
     END IF;
 END
 $$;
@@ -219,13 +219,15 @@ CREATE FUNCTION {schema}.send(
     p_domain text, p_type text, p_data jsonb DEFAULT NULL, p_command_id uuid DEFAULT NULL,
     p_priority integer DEFAULT 5, p_delay interval DEFAULT NULL,
     p_correlation_id uuid DEFAULT NULL, p_reply_to text DEFAULT NULL,
-    p_max_attempts integer DEFAULT NULL
+    p_max_attempts integer DEFAULT NULL, p_unique text DEFAULT NULL,
+    p_on_conflict text DEFAULT 'reject', p_unique_until text DEFAULT 'finished'
 ) RETURNS uuid
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
     command_id uuid := coalesce(p_command_id, {schema}.new_id());
     data json := coalesce(p_data, 'null')::json;
+    run_at timestamptz;
     answer record;
     name constant text := '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$';
     -- The limits of checks.py, data.py and requests.py.
@@ -242,21 +244,37 @@ DECLARE
         WHEN p_max_attempts NOT BETWEEN 1 AND 32767 THEN 'p_max_attempts must be from 1 to 32767'
         WHEN octet_length(data::text) > 1048576 THEN
             format('p_data has %s bytes: at most 1048576 are taken', octet_length(data::text))
+        ELSE {schema}.unique_problem(p_unique, p_on_conflict, p_unique_until)
     END;
 BEGIN
     IF problem IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = problem;
     END IF;
-    SELECT e.refusal, e.depth, e.max_depth INTO answer
-    FROM {schema}.enqueue(p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority,
-                 NULL, (clock_timestamp() AT TIME ZONE 'UTC' + p_delay) AT TIME ZONE 'UTC',
-                 coalesce(p_correlation_id, command_id), p_reply_to,
-                 p_max_attempts, NULL, false) e;
+    run_at := (clock_timestamp() AT TIME ZONE 'UTC' + p_delay) AT TIME ZONE 'UTC';
+    IF p_unique IS NULL THEN
+        SELECT e.refusal, e.depth, e.max_depth INTO answer
+        FROM {schema}.enqueue(
+            p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority, NULL, run_at,
+            coalesce(p_correlation_id, command_id), p_reply_to, p_max_attempts, NULL, false) e;
+    ELSE
+        SELECT e.refusal, e.depth, e.max_depth, e.holder INTO answer
+        FROM {schema}.enqueue_unique(
+            p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority, NULL, run_at,
+            coalesce(p_correlation_id, command_id), p_reply_to, p_max_attempts, NULL, false,
+            p_unique, p_on_conflict, p_unique_until) e;
+    END IF;
     CASE answer.refusal
         WHEN 'duplicate' THEN
             RAISE unique_violation USING MESSAGE = format(
                 'command %s was sent to domain %s before: an id is taken once',
                 command_id, p_domain);
+        WHEN 'held' THEN
+            IF p_on_conflict = 'existing' THEN
+                RETURN answer.holder;
+            END IF;
+            RAISE unique_violation USING MESSAGE = format(
+                'command %s of domain %s has the unique key %s', answer.holder, p_domain,
+                to_json(p_unique));
         WHEN 'full' THEN
             RAISE configuration_limit_exceeded USING MESSAGE = format(
                 'domain %s is full: its depth is %s, its max_depth %s; send again later',

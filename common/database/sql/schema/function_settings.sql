@@ -12,15 +12,16 @@ BEGIN
             ('add_to_batch advance_processes batch_keys cancel_batch cancel_in_batch'
              ' cancel_process cancel_processes_of_batch claim claim_row claim_suspect complete'
              ' count_process end_batch_now end_batches end_step expire expire_step find_due'
-             ' find_expired fitting fold_batch lock_processes next_expiry note_lost promote release'
-             ' renew renew_claim'
+             ' find_expired fitting fold_batch lock_processes lock_waiting next_expiry note_lost'
+             ' promote release renew renew_claim'
              ' request_cancel resolve_keys resolve_own retain_day retain_processes'
-             ' retry_process set_aside settle signal_process start_batches suspect_waits take',
+             ' retain_unique retry_process set_aside settle signal_process start_batches'
+             ' suspect_waits take take_unique',
              'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
             -- In the order of an index.
             ('batch_keys cancel_in_batch cancel_ready cancel_scheduled claim find_due'
-             ' find_expired next_expiry promote',
+             ' find_expired next_expiry promote retain_unique',
              'SET enable_sort = off'),
             -- An error, and not an empty queue, if row security hides commands from the role.
             ('claim claim_suspect complete expire next_expiry promote release renew renew_claim settle'
@@ -33,7 +34,7 @@ BEGIN
             ('resolve_chunk', 'SET plan_cache_mode = force_custom_plan'),
             -- Gives up where settlements would wait behind it; days begin in UTC.
             ('make_partitions retain_day retain_domain retain_domain_events retain_incarnations'
-             ' retain_processes',
+             ' retain_processes retain_unique',
              'SET lock_timeout = ''100ms'' SET timezone = ''UTC'' SET jit = off'),
             -- Every function whose text is parsed when it is called.
             (NULL, 'SET search_path = pg_catalog, pg_temp')
