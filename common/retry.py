@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from cmdbus.checks import check_seconds, check_whole
 
 MAX_ATTEMPTS = 32767
+#: Executions lost without an outcome (a crash, a lost session or node) before a command goes to
+#: quarantine, and before it goes to troubleshooting.
+SUSPECT_LOSSES = 2
+MAX_LOSSES = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,11 +86,11 @@ RIGHTS = {
             *("configure_domain", "domain_bit"),
             *("cancel_process", "retry_process", "signal_process"),
             *("reschedule", "resolve", "resolve_chunk", "notify", "wake"),
-            *("is_handled", "is_waiting"),
+            *("explain", "is_handled", "is_waiting"),
         ],
     },
     "monitor": {
-        "EXECUTE": ["is_handled"],
+        "EXECUTE": ["explain", "is_handled"],
         "SELECT": [
             *("domain", "migration", "scheduled.domain", "scheduled.type"),
             *LIMIT_TABLES,

@@ -21,7 +21,7 @@ from queries import rows
 from cmdbus import Command, CommandBus, Context, SendRequest, Timeouts
 from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
-from cmdbus.worker.claims.outcomes import MAX_LOSSES
+from cmdbus.retry import MAX_LOSSES
 
 pytestmark = pytest.mark.process
 

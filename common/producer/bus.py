@@ -16,6 +16,7 @@ from cmdbus.producer.batches import Batches
 from cmdbus.producer.calls import Calls
 from cmdbus.producer.connections import MIN_CONNECT_SECONDS, Connections, Pool
 from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
+from cmdbus.producer.explaining import Explaining
 from cmdbus.producer.ids import new_id
 from cmdbus.producer.processes import Processes
 from cmdbus.producer.records import (
@@ -39,7 +40,7 @@ _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
 _PURGED_ROWS = 1000
 
 
-class CommandBus(Batches, Processes):
+class CommandBus(Batches, Processes, Explaining):
     """Sends commands and shows what becomes of them. Safe to share between threads.
 
     With a DSN it keeps 1 to 4 connections of its own, opened at the first use in each process,

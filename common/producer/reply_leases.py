@@ -30,13 +30,12 @@ from cmdbus.printable import joined
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.records import ReceivedReply
 from cmdbus.reply import reply_fields
+from cmdbus.retry import MAX_LOSSES
 
 logger = logging.getLogger(__name__)
 
 #: Seconds until a renewal that failed is tried again.
 _RETRY_SECONDS = 1.0
-#: Lost executions after which an operator must decide, as for every command.
-_MAX_LOSSES = 3
 
 
 class _Claim(NamedTuple):
@@ -87,7 +86,7 @@ class ReplyLeases:
         with self._using():
             while not self._closed and (claim := self._claim_one(domain, shared=shared)):
                 reply = _received(claim)
-                if claim.losses >= _MAX_LOSSES:
+                if claim.losses >= MAX_LOSSES:
                     why = f"{claim.losses} of its readers crashed while they had it"
                     self._settle(claim, "LOST", why)
                 elif reply is None:

@@ -86,7 +86,9 @@ def get(bus: "CommandBus", domain: str, command_id: str) -> Shown:
     if record is None:
         raise CommandNotFoundError(domain, UUID(command_id))
     audit = bus.audit(domain, command_id)
-    return {**asdict(record), "audit": audit}, chain(_lines(record), audit_lines(audit))
+    why = None if record.status.terminal else bus.explain(domain, command_id)
+    lines = chain(_lines(record, why), audit_lines(audit))
+    return {**asdict(record), "why": why, "audit": audit}, lines
 
 
 @click.command(
@@ -228,12 +230,13 @@ def reschedule(
     return result, [line]
 
 
-def _lines(record: "CommandRecord") -> Iterator[str]:
+def _lines(record: "CommandRecord", why: str | None) -> Iterator[str]:
     yield f"{record.domain}/{record.type}  {record.command_id}  {record.status}"
-    yield from fact_lines(_facts(record))
+    yield from fact_lines(_facts(record, why))
 
 
-def _facts(record: "CommandRecord") -> Iterator[tuple[str, object]]:
+def _facts(record: "CommandRecord", why: str | None) -> Iterator[tuple[str, object]]:
+    yield "why", why
     most = f" of {record.max_attempts}" if record.max_attempts is not None else ""
     yield "attempts", f"{record.attempts}{most}"
     if record.error_code is not None:

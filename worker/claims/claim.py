@@ -10,8 +10,9 @@ from uuid import UUID
 import psycopg
 
 from cmdbus.board.views import ClaimView
+from cmdbus.retry import SUSPECT_LOSSES
 from cmdbus.settings import CLAIM_BYTES
-from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES, Outcome, OutcomeKind
+from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
 
 Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]

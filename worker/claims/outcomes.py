@@ -13,16 +13,12 @@ from cmdbus.errors import (
     PermanentCommandError,
     TransientCommandError,
 )
-from cmdbus.retry import RetryPolicy
+from cmdbus.retry import MAX_LOSSES, RetryPolicy
 
 #: Characters to which error texts are cut before they are stored.
 MAX_MESSAGE = 2_000
 MAX_TRACEBACK = 20_000
 MAX_DETAILS = 20_000
-#: Executions lost without an outcome (a crash, a lost session or node) before a command goes to
-#: quarantine, and before it goes to troubleshooting.
-SUSPECT_LOSSES = 2
-MAX_LOSSES = 3
 
 _CLASS_NAME = type.__dict__["__name__"]
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")

@@ -26,8 +26,9 @@ from cmdbus.board.records import ClaimState, ExitRecord, Verdict
 from cmdbus.board.views import ClaimView, CommandView, SeatView
 from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
 from cmdbus.exits import Exit
+from cmdbus.retry import SUSPECT_LOSSES
 from cmdbus.worker.claims.claim import STOPPED, Claim, Fence
-from cmdbus.worker.claims.outcomes import MAX_DETAILS, SUSPECT_LOSSES
+from cmdbus.worker.claims.outcomes import MAX_DETAILS
 
 #: Signals that are meant for the process, and not for its commands.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

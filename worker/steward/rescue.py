@@ -23,12 +23,12 @@ from cmdbus.board.views import SeatView
 from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_RESCUE, IN_RESCUE, failpoint
 from cmdbus.registry import HandlerRegistry
-from cmdbus.retry import RetryPolicy
+from cmdbus.retry import SUSPECT_LOSSES, RetryPolicy
 from cmdbus.timeouts import RESCUE_SECONDS
 from cmdbus.worker.claims.claim import Claim, Connection, Finished, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.halving import in_halves
-from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES, failed
+from cmdbus.worker.claims.outcomes import failed
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
 from cmdbus.worker.claims.releasing import warn_of_release
 from cmdbus.worker.claims.sessions import end_sessions

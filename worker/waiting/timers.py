@@ -9,10 +9,10 @@ from cmdbus.arrays import numbers
 from cmdbus.backoff import Backoff
 from cmdbus.clock import time
 from cmdbus.failpoints import PROMOTED, failpoint
+from cmdbus.retry import SUSPECT_LOSSES
 from cmdbus.worker.claims.claim import Connection, TimerReading
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.floors import pause_after
-from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES
 from cmdbus.worker.waiting.due_commands import EXPIRE, PROMOTE, DueCommands
 
 #: Seconds between two readings while due rows are locked by other sessions.

@@ -11,9 +11,9 @@ BEGIN
             -- Finds rows by key, whatever the statistics say.
             ('add_to_batch advance_processes batch_keys cancel_batch cancel_in_batch'
              ' cancel_process cancel_processes_of_batch claim claim_row claim_suspect complete'
-             ' count_process end_batch_now end_batches end_step expire expire_step find_due'
-             ' find_expired fitting fold_batch lock_processes lock_waiting next_expiry note_lost'
-             ' promote release renew renew_claim'
+             ' count_process end_batch_now end_batches end_step expire expire_step explain'
+             ' find_due find_expired fitting fold_batch lock_processes lock_waiting next_expiry'
+             ' note_lost promote release renew renew_claim'
              ' request_cancel resolve_keys resolve_own retain_day retain_processes'
              ' retain_unique retry_process set_aside settle signal_process start_batches'
              ' suspect_waits take take_unique',

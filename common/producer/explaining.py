@@ -1,0 +1,129 @@
+"""Why a command does not run now, in one sentence."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from cmdbus.checks import check_id
+from cmdbus.counting import count_of
+from cmdbus.database.pool import Connection
+from cmdbus.errors import CommandNotFoundError
+from cmdbus.producer.connections import Connections
+from cmdbus.producer.requests import check_key
+from cmdbus.retry import SUSPECT_LOSSES
+
+#: Waiting commands of the domain that are counted.
+_MAX_COUNT = 1000
+
+
+class Facts(NamedTuple):
+    """What is known about a command; see explain in the schema."""
+
+    #: The table.
+    place: str
+    type: str
+    status: str
+    error_code: str | None
+    attempts: int
+    losses: int
+    worker: str | None
+    claimed_at: datetime | None
+    due_at: datetime
+    #: When it finished, or came to troubleshooting.
+    ended_at: datetime | None
+    expires_at: datetime | None
+    #: The server's time.
+    present: datetime
+    paused: bool
+    #: Living ones, and those of them that handle its type.
+    nodes: int
+    handlers: int
+    #: Commands that are claimed before it, and whether there may be more.
+    ahead: int | None
+    many: bool | None
+
+
+class Explaining:
+    """The method of CommandBus that explains."""
+
+    _connections: Connections
+
+    def explain(
+        self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
+    ) -> str:
+        """A sentence that says why the command `command_id` of `domain` does not run now: it has
+        ended, runs already, waits for an operator, for its time or for others, or cannot be
+        claimed. It is about this moment, and meant for people: its words may change.
+
+        Raises CommandNotFoundError for an unknown command.
+        """
+        values = {**check_key(domain, command_id), "count": _MAX_COUNT}
+        rows = self._connections.rows(connection, "explain", "monitor", **values)
+        if not rows:
+            raise CommandNotFoundError(domain, check_id("command_id", command_id))
+        return sentence(domain, Facts._make(rows[0]))
+
+
+def sentence(domain: str, facts: Facts) -> str:
+    code = f" ({facts.error_code})" if facts.error_code else ""
+    if facts.place == "finished":
+        return f"It is {facts.status}{code} since {_time(facts.ended_at)}."
+    if facts.place == "troubleshooting":
+        return (
+            f"It waits for an operator in the troubleshooting queue{code} since "
+            f"{_time(facts.ended_at)}: cmdbus tsq retries, cancels or completes it."
+        )
+    if facts.status == "IN_PROGRESS":
+        worker = f" by worker {facts.worker}" if facts.worker else ""
+        return f"It is in progress, claimed{worker} at {_time(facts.claimed_at)}."
+    expires_at = facts.expires_at if facts.claimed_at is None else None
+    if expires_at is not None and expires_at <= facts.present:
+        then = "a node is about to cancel it" if facts.nodes else "no living node can cancel it"
+        return f"It expired at {_time(expires_at)}, and {then}."
+    reasons = ", and ".join(_reasons(domain, facts))
+    end = f"; it expires at {_time(expires_at)}" if expires_at else ""
+    return f"It waits: {reasons}{end}."
+
+
+def _reasons(domain: str, facts: Facts) -> Iterator[str]:
+    """At least one."""
+    if facts.place == "scheduled":
+        yield _due(facts)
+    cannot = list(_hindrances(domain, facts))
+    yield from cannot
+    if facts.place == "limited":
+        yield "a limit of its type is reached"
+    elif facts.place == "ready" and not cannot:
+        yield _turn(facts)
+
+
+def _due(facts: Facts) -> str:
+    what = f"its next attempt (after {facts.error_code})" if facts.error_code else "it"
+    if facts.due_at > facts.present:
+        return f"{what} is due at {_time(facts.due_at)}"
+    return f"{what} is due since {_time(facts.due_at)} and comes into the queue next"
+
+
+def _hindrances(domain: str, facts: Facts) -> Iterator[str]:
+    if facts.paused:
+        yield f"domain {domain} is paused"
+    if not facts.nodes:
+        yield "no node is alive"
+    elif not facts.handlers:
+        yield f"no living node handles {domain}/{facts.type}"
+    elif facts.place == "ready" and facts.losses >= SUSPECT_LOSSES:
+        lost = count_of(facts.losses, "process", "es")
+        yield f"it runs next in a process of its own, because {lost} ended while it ran"
+
+
+def _turn(facts: Facts) -> str:
+    if not facts.ahead:
+        return "it is the next one that a free thread claims"
+    count = f"{facts.ahead} or more commands" if facts.many else count_of(facts.ahead)
+    return f"{count} of its domain {'is' if facts.ahead == 1 else 'are'} claimed before it"
+
+
+def _time(time: datetime | None) -> str:
+    assert time is not None
+    return time.astimezone(UTC).isoformat(sep=" ", timespec="seconds")
