@@ -17,6 +17,7 @@ MAX_SECONDS = 100 * 365 * 86400
 MAX_WHOLE = 2**31 - 2
 MAX_TEXT = 2000
 MAX_OPERATOR = 200
+MAX_KEY = 200
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}\Z")
 
 
@@ -87,6 +88,31 @@ def check_text(what: str, value: str | None) -> str | None:
             f"{what} must be text of at most {MAX_TEXT} characters without NUL, not {shown(value)}"
         )
     return value.encode("utf-8", "backslashreplace").decode()
+
+
+def check_key(what: str, value: str | None) -> str | None:
+    """A sender's text by which commands are counted or are unique, or None."""
+    if value is None:
+        return None
+    if (
+        not isinstance(value, str)
+        or not 1 <= len(value) <= MAX_KEY
+        or "\0" in value
+        or not _is_encodable(value)
+    ):
+        raise ValueError(
+            f"{what} must be text of 1 to {MAX_KEY} characters without NUL, not {shown(value)}"
+        )
+    return value if type(value) is str else str.__str__(value)
+
+
+def _is_encodable(text: str) -> bool:
+    """Not with half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_operator(operator: str) -> str:

@@ -78,9 +78,10 @@ def move_to_troubleshooting(
             FROM gone)
         INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
-            error_code, error_message)
+            error_code, error_message, key)
         SELECT 7, created_at, command_id, correlation_id, priority, %(attempts)s, 2, 3,
-            max_attempts, domain, type, reply_to, data, %(code)s, %(message)s
+            max_attempts, domain, type, reply_to, data, %(code)s, %(message)s,
+            key
         FROM gone"""
     given = {"code": code, "message": message, "attempts": attempts}
     with psycopg.connect(dsn, autocommit=True) as connection:

@@ -124,7 +124,7 @@ def test_since_leaves_older_partitions_of_history_unread(dsn: str) -> None:
         connection.execute("SET plan_cache_mode = force_generic_plan")
         from cmdbus.database.statements import statement
 
-        values = dict.fromkeys(("domain", "status", "type", "until"))
+        values = dict.fromkeys(("domain", "status", "type", "key", "until"))
         values |= {"limit": 1, "offset": 0, "since": datetime.now(UTC) + timedelta(days=10)}
         query = b"EXPLAIN (ANALYZE, COSTS OFF) " + statement("query_commands", "cmdbus")
         plan = "\n".join(row[0] for row in connection.execute(query, values).fetchall())

@@ -19,7 +19,7 @@ from cmdbus.errors import MissingRightError
 
 SENDERS = [
     *("domain", "priority", "command_id", "type", "data", "correlation_id", "reply_to"),
-    *("max_attempts", "batch_id"),
+    *("max_attempts", "batch_id", "key", "unique_key", "expires_at"),
 ]
 #: Columns of the view `command` without payloads.
 SEEN = [

@@ -223,14 +223,14 @@ BY_ID = {
         ("read_command", {}, BY_ID),
         (
             "query_commands",
-            dict.fromkeys(("domain", "status", "type", "since", "until"))
+            dict.fromkeys(("domain", "status", "type", "key", "since", "until"))
             | {"limit": 10, "offset": 0},
             {"finished": {"finished_DAY_created_at_idx"}},
         ),
         ("read_audit", {}, {**BY_ID, "event": {"event_pkey"}}),
         (
             "read_trouble",
-            dict.fromkeys(("domain", "type", "error_code", "since", "until"))
+            dict.fromkeys(("domain", "type", "error_code", "key", "since", "until"))
             | {"limit": 10, "offset": 0},
             {"troubleshooting": {"troubleshooting_newest"}, "event": {"event_pkey"}},
         ),
@@ -287,9 +287,9 @@ INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_i
 SELECT token, created_at, command_id, correlation_id, 5, 1, 0, domain, type, data
 FROM cmdbus.finished;
 INSERT INTO cmdbus.ready (command_id, correlation_id, priority, domain, type, data)
-SELECT command_id, correlation_id, 5, domain, type, data FROM cmdbus.finished;
+SELECT command_id, correlation_id, 5, domain, type, data FROM cmdbus.finished LIMIT 2000;
 INSERT INTO cmdbus.scheduled (due_at, command_id, correlation_id, priority, domain, type, data)
-SELECT now(), command_id, correlation_id, 5, domain, type, data FROM cmdbus.finished;
+SELECT now(), command_id, correlation_id, 5, domain, type, data FROM cmdbus.finished LIMIT 2000;
 INSERT INTO cmdbus.event (command_id, domain, kind)
 SELECT command_id, domain, 'MOVED_TO_TROUBLESHOOTING_QUEUE' FROM cmdbus.finished;
 ANALYZE cmdbus.finished, cmdbus.troubleshooting, cmdbus.ready, cmdbus.scheduled, cmdbus.event
@@ -297,6 +297,6 @@ ANALYZE cmdbus.finished, cmdbus.troubleshooting, cmdbus.ready, cmdbus.scheduled,
 
 
 def test_every_statement_renders_for_every_schema() -> None:
-    assert '"order".ready' in render("copy_ready", "order")
+    assert '"order".ready' in render("purge", "order")
     with pytest.raises(ValueError, match="schema must"):
-        render("copy_ready", 'x"; DROP TABLE y; --')
+        render("purge", 'x"; DROP TABLE y; --')

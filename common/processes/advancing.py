@@ -316,4 +316,5 @@ def _sent(outgoing: Outgoing) -> Sent:
         outgoing.delay,
         outgoing.run_at,
         outgoing.max_attempts,
+        outgoing.key,
     )

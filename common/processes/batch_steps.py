@@ -1,12 +1,13 @@
 """Steps of several commands: a batch, whose end sends a command to the process's domain."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from uuid import UUID
 
 from cmdbus.data import encode
 from cmdbus.database.pool import Connection
 from cmdbus.producer.ids import new_call, new_id
-from cmdbus.producer.requests import Outgoing
+from cmdbus.producer.requests import SELDOM, Outgoing
 from cmdbus.producer.store import Store
 from cmdbus.reply import Reply
 
@@ -41,7 +42,8 @@ def create_batch(
             return taken[0][1], taken[0][1]
     batch_id = new_id()
     sent = [command._replace(correlation_id=process_id, reply_to=None) for command in commands]
-    store.copy(connection, sent, store.value(connection, "read_now"), batch_id)
+    seldom = [column for column in SELDOM.values() if any(map(attrgetter(column), sent))]
+    store.copy(connection, sent, store.value(connection, "read_now"), batch_id, seldom)
     store.value(
         connection,
         "create_batch",

@@ -7,7 +7,14 @@ from typing import Any, Self
 from uuid import UUID
 
 from cmdbus.backoff import Backoff
-from cmdbus.checks import check_id, check_iterable, check_name, check_seconds, check_whole
+from cmdbus.checks import (
+    check_id,
+    check_iterable,
+    check_key,
+    check_name,
+    check_seconds,
+    check_whole,
+)
 from cmdbus.clock import time
 from cmdbus.data import MAX_BYTES
 from cmdbus.database.pool import Connection
@@ -29,7 +36,7 @@ from cmdbus.producer.records import (
     domains_of,
 )
 from cmdbus.producer.replies import Readers, Replies
-from cmdbus.producer.requests import Limits, SendRequest, check_conditions, check_key
+from cmdbus.producer.requests import Limits, SendRequest, check_command, check_conditions
 from cmdbus.producer.sending import BulkSend
 from cmdbus.producer.store import Store
 from cmdbus.producer.troubleshooting import Troubleshooting
@@ -103,6 +110,7 @@ class CommandBus(Batches, Processes, Explaining):
         correlation_id: UUID | str | None = None,
         reply_to: str | None = None,
         max_attempts: int | None = None,
+        key: str | None = None,
         connection: Connection | None = None,
     ) -> UUID:
         """Sends one command and returns its id; a refused send has written nothing.
@@ -112,12 +120,13 @@ class CommandBus(Batches, Processes, Explaining):
         `priority` is a label or 0 (first) to 10 (last). `delay` (seconds or a timedelta) or
         `run_at` (an aware datetime) is when it may run. `correlation_id` follows the command
         everywhere; by default it is its id. The command of type Reply goes to the domain
-        `reply_to`. `max_attempts` wins over the handler's.
+        `reply_to`. `max_attempts` wins over the handler's. `key` is a text of 1 to 200 characters,
+        for example a customer's name, by which limits count.
 
         Raises DuplicateCommandError for an id that was sent before, QueueFullError (with
         `retry_after`) above the domain's max_depth, and ShutdownError for a closed domain.
         """
-        options = priority, delay, run_at, correlation_id, reply_to, max_attempts
+        options = priority, delay, run_at, correlation_id, reply_to, max_attempts, key
         request = SendRequest(domain, type, data, command_id, *options)
         if self._on_send is not None:
             request = self._seen(request)
@@ -149,9 +158,10 @@ class CommandBus(Batches, Processes, Explaining):
         priority: str | int = "normal",
         correlation_id: UUID | str | None = None,
         max_attempts: int | None = None,
+        key: str | None = None,
     ) -> Any:
         """Sends one command, waits for its end and returns the handler's result. `domain`, `type`,
-        `data`, `priority`, `correlation_id` and `max_attempts` are those of `send`.
+        `data`, `priority`, `correlation_id`, `max_attempts` and `key` are those of `send`.
 
         Raises what `send` raises; CommandFailedError (with code, message, details, command_id and
         status) if the command is FAILED or CANCELED or comes to the troubleshooting queue; and
@@ -159,7 +169,7 @@ class CommandBus(Batches, Processes, Explaining):
         `timeout` seconds: then it is not canceled.
         """
         seconds = check_seconds("timeout", timeout)
-        options = priority, None, None, correlation_id, None, max_attempts
+        options = priority, None, None, correlation_id, None, max_attempts, key
         request = SendRequest(domain, type, data, None, *options)
         if self._on_send is not None:
             request = self._seen(request)
@@ -199,7 +209,7 @@ class CommandBus(Batches, Processes, Explaining):
     ) -> CommandRecord | None:
         """The command as it is now, or None if `domain` has none with this `command_id`."""
         records = self._connections.records(
-            CommandRecord, connection, "read_command", **check_key(domain, command_id)
+            CommandRecord, connection, "read_command", **check_command(domain, command_id)
         )
         return records[0] if records else None
 
@@ -210,11 +220,11 @@ class CommandBus(Batches, Processes, Explaining):
         """
         deadline = time.monotonic() + check_seconds("timeout", timeout)
         backoff = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-        key = check_key(domain, command_id)
+        values = check_command(domain, command_id)
         while True:
             within = max(deadline - time.monotonic(), MIN_CONNECT_SECONDS)
             records = self._connections.records(
-                CommandRecord, None, "read_command", within=within, **key
+                CommandRecord, None, "read_command", within=within, **values
             )
             if not records:
                 raise CommandNotFoundError(domain, check_id("command_id", command_id))
@@ -239,16 +249,18 @@ class CommandBus(Batches, Processes, Explaining):
         limit: int = 100,
         offset: int = 0,
         *,
+        key: str | None = None,
         connection: Connection | None = None,
     ) -> list[CommandRecord]:
         """Commands that meet every given condition, the last sent first: at most `limit`, after
         leaving out `offset`.
 
-        `domain`, `status` (a Status or its name) and `type` are those of the commands;
+        `domain`, `status` (a Status or its name), `type` and `key` are those of the commands;
         `since` (inclusive) and `until` (exclusive) are about when they were sent.
         """
         conditions = {
             **check_conditions(domain, type, since, until),
+            "key": check_key("key", key),
             "status": None if status is None else check_status(status),
             "limit": check_whole("limit", limit, 1),
             "offset": check_whole("offset", offset, 0),
@@ -261,7 +273,7 @@ class CommandBus(Batches, Processes, Explaining):
         """What happened to the command `command_id` of `domain`, oldest first; empty if there
         is none with this id."""
         return self._connections.records(
-            AuditEvent, connection, "read_audit", **check_key(domain, command_id)
+            AuditEvent, connection, "read_audit", **check_command(domain, command_id)
         )
 
     def snapshot(self, domain: str, *, connection: Connection | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from cmdbus.counting import count_of
 from cmdbus.database.pool import Connection
 from cmdbus.errors import CommandNotFoundError
 from cmdbus.producer.connections import Connections
-from cmdbus.producer.requests import check_key
+from cmdbus.producer.requests import check_command
 from cmdbus.retry import SUSPECT_LOSSES
 
 #: Waiting commands of the domain that are counted.
@@ -58,7 +58,7 @@ class Explaining:
 
         Raises CommandNotFoundError for an unknown command.
         """
-        values = {**check_key(domain, command_id), "count": _MAX_COUNT}
+        values = {**check_command(domain, command_id), "count": _MAX_COUNT}
         rows = self._connections.rows(connection, "explain", "monitor", **values)
         if not rows:
             raise CommandNotFoundError(domain, check_id("command_id", command_id))

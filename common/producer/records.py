@@ -84,6 +84,9 @@ class CommandRecord:
     started_at: datetime | None
     finished_at: datetime | None
     worker: str | None
+    key: str | None
+    unique_key: str | None
+    expires_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,24 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from cmdbus.checks import check_aware, check_id, check_name, check_text, check_whole, shown
+from cmdbus.checks import (
+    check_aware,
+    check_id,
+    check_key,
+    check_name,
+    check_text,
+    check_whole,
+    shown,
+)
 from cmdbus.data import CEILING_BYTES, encode
 from cmdbus.retry import MAX_ATTEMPTS
 
 HIGHEST, LOWEST = 0, 10
 PRIORITIES: Mapping[str, int] = {"high": 0, "normal": 5, "low": 10}
 MAX_DELAY = timedelta(days=36525)
+#: Columns that most commands leave empty, by the field of a request. One is an argument of a send,
+#: and a column of a bulk, only where it has a value.
+SELDOM = {"key": "key"}
 
 
 @dataclass(slots=True)
@@ -31,6 +42,7 @@ class SendRequest:
     correlation_id: UUID | str | None = None
     reply_to: str | None = None
     max_attempts: int | None = None
+    key: str | None = None
 
 
 class Outgoing(NamedTuple):
@@ -49,6 +61,7 @@ class Outgoing(NamedTuple):
     correlation_id: UUID
     reply_to: str | None
     max_attempts: int | None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +99,7 @@ class Limits:
             None
             if request.max_attempts is None
             else check_whole("max_attempts", request.max_attempts, 1, MAX_ATTEMPTS),
+            check_key("key", request.key),
         )
 
 
@@ -118,8 +132,8 @@ def check_delay(delay: float | timedelta | None, run_at: datetime | None) -> flo
     return float(seconds)
 
 
-def check_key(domain: str, command_id: UUID | str) -> dict[str, Any]:
-    """Values of a statement."""
+def check_command(domain: str, command_id: UUID | str) -> dict[str, Any]:
+    """Values of a statement about one command."""
     name = check_name("domain", domain)
     return {"domain": name, "command_id": check_id("command_id", command_id)}
 

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
 
@@ -20,7 +21,7 @@ from cmdbus.database.pool import Connection
 from cmdbus.errors import DuplicateCommandError, QueueFullError, ShutdownError
 from cmdbus.producer.depth import DepthAlarm, retry_after
 from cmdbus.producer.ids import new_call, new_ids
-from cmdbus.producer.requests import Outgoing, SendRequest
+from cmdbus.producer.requests import SELDOM, Outgoing, SendRequest
 from cmdbus.producer.store import AdmissionResult, Store
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class BulkSend:
         self.requests = requests
         spare = new_ids(len(requests))
         #: Of each, and of those that bring an id.
-        self.keys: list[SentId] = []
+        self.sent: list[SentId] = []
         self.brought: list[SentId] = []
         for request, id_ in zip(requests, spare, strict=True):
             if not isinstance(request, SendRequest):
@@ -54,18 +55,22 @@ class BulkSend:
                 )
             domain = check_name("domain", request.domain)
             if request.command_id is None:
-                self.keys.append((domain, id_))
+                self.sent.append((domain, id_))
             else:
-                self.keys.append((domain, check_id("command_id", request.command_id)))
-                self.brought.append(self.keys[-1])
-        self.counts = Counter(domain for domain, _ in self.keys)
+                self.sent.append((domain, check_id("command_id", request.command_id)))
+                self.brought.append(self.sent[-1])
+        self.counts = Counter(domain for domain, _ in self.sent)
+        #: Those of SELDOM's columns that some have.
+        self.seldom = [
+            column for field, column in SELDOM.items() if any(map(attrgetter(field), requests))
+        ]
         if len(set(self.brought)) < len(self.brought):
             (domain, command_id), _ = Counter(self.brought).most_common(1)[0]
             raise DuplicateCommandError(domain, [command_id], in_one_call=True)
 
     @property
     def ids(self) -> list[UUID]:
-        return [command_id for _, command_id in self.keys]
+        return [command_id for _, command_id in self.sent]
 
 
 class Sender:
@@ -123,7 +128,7 @@ class Sender:
         self.identify(connection, bulk, call)
         # Checked while they are copied, so that both processes work at once.
         commands = map(check, bulk.requests, bulk.ids)
-        self._store.copy(connection, commands, admitted[0][-1], batch_id)
+        self._store.copy(connection, commands, admitted[0][-1], batch_id, bulk.seldom)
 
     def signal(
         self, connection: Connection, values: dict[str, object], attempt: SendAttempt
@@ -161,7 +166,7 @@ class Sender:
 
     def _already_sent(self, connection: Connection, bulk: BulkSend, attempt: SendAttempt) -> bool:
         """Whether the other try of this call did it; waits until that has ended."""
-        domain, command_id = (bulk.brought or bulk.keys)[0]
+        domain, command_id = (bulk.brought or bulk.sent)[0]
         values = {"domain": domain, "command_id": command_id, "brought": bool(bulk.brought)}
         call, again = attempt
         return bool(self._store.value(connection, "already_sent", **values, call=call, again=again))
@@ -169,12 +174,12 @@ class Sender:
     def identify(self, connection: Connection, bulk: BulkSend, call: int | None) -> None:
         """Takes the ids that the caller brought and, in the caller's transaction, also the
         bus's: the caller learns them before the commit, and may send one again."""
-        made = set(bulk.keys).difference(bulk.brought) if call is None else ()
+        made = set(bulk.sent).difference(bulk.brought) if call is None else ()
         call = new_call() if call is None else call
         refused = []
-        for keys, brought in ((bulk.brought, True), (made, False)):
-            if keys:
-                domains, command_ids = map(list, zip(*keys, strict=True))
+        for taken, brought in ((bulk.brought, True), (made, False)):
+            if taken:
+                domains, command_ids = map(list, zip(*taken, strict=True))
                 values = {"domains": domains, "command_ids": command_ids, "call": call}
                 refused += self._store.rows(connection, "identify", **values, brought=brought)
         if refused:

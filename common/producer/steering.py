@@ -10,7 +10,7 @@ from cmdbus.database.pool import Connection
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.domains import check_settings
 from cmdbus.producer.records import AuditEvent
-from cmdbus.producer.requests import check_conditions, check_delay, check_key, check_priority
+from cmdbus.producer.requests import check_command, check_conditions, check_delay, check_priority
 
 #: Commands canceled or resolved in one transaction, and bytes of their stored data: what one
 #: statement copies into the history stays far below a second.
@@ -68,7 +68,7 @@ class Steering:
         that has finished, is in troubleshooting, or is in progress without `running`.
         """
         values = {
-            **check_key(domain, command_id),
+            **check_command(domain, command_id),
             "running": check_flag("running", running),
             **_remark(operator, reason),
         }
@@ -148,7 +148,7 @@ class Steering:
         if run_at is None and delay is None and priority is None:
             raise ValueError("reschedule needs a time (run_at or delay), a priority, or both")
         values = {
-            **check_key(domain, command_id),
+            **check_command(domain, command_id),
             "delay": check_delay(delay, run_at),
             "run_at": check_aware("run_at", run_at),
             "priority": None if priority is None else check_priority(priority, self._priorities),

@@ -1,7 +1,8 @@
 """How the producer's side executes statements. Decides nothing."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
@@ -10,12 +11,13 @@ from cmdbus.checks import check_schema
 from cmdbus.database.adapters import own_cursor
 from cmdbus.database.executor import Executor
 from cmdbus.database.pool import Connection
-from cmdbus.database.statements import statement
-from cmdbus.producer.requests import Outgoing
+from cmdbus.database.statements import render
+from cmdbus.producer.requests import SELDOM, Outgoing
 
 #: Rows in one piece of a COPY: the server writes one while the next is made.
 _COPY_ROWS = 100
 _COPY_NULL = "\\N"
+_COPY_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 
 
 class AdmissionResult(NamedTuple):
@@ -48,6 +50,9 @@ class Store(Executor):
     ) -> AdmissionResult:
         """Sends one. `call` and `again` make a repetition harmless; see the schema's enqueue."""
         values = {**command._asdict(), "call": call, "again": again}
+        for column in SELDOM.values():
+            if values[column] is None:
+                del values[column]
         if caller is not None:
             values["caller"] = caller
         [row] = self.rows(connection, "enqueue", **values)
@@ -59,30 +64,50 @@ class Store(Executor):
         commands: Iterable[Outgoing],
         now: datetime,
         batch_id: UUID | None = None,
+        seldom: Sequence[str] = (),
     ) -> None:
-        """Writes the rows of admitted and identified commands, as they come."""
+        """Writes the rows of admitted and identified commands, as they come. `seldom`: those of
+        SELDOM's columns that some have."""
         later: list[str] = []
-        last, suffix = ("", "") if batch_id is None else (f"\t{batch_id.hex}", "_of_batch")
-        self._copy(connection, f"copy_ready{suffix}", _lines_for_ready(commands, now, last, later))
+        last = "" if batch_id is None else f"\t{batch_id.hex}"
+        columns = (*seldom,) if batch_id is None else ("batch_id", *seldom)
+        lines = _lines_for_ready(commands, now, last, seldom, later)
+        self._copy(connection, "ready", columns, lines)
         if later:
-            self._copy(connection, f"copy_scheduled{suffix}", iter(later))
+            self._copy(connection, "scheduled", (*columns, "due_at"), iter(later))
 
-    def _copy(self, connection: Connection, name: str, lines: Iterator[str]) -> None:
-        with own_cursor(connection).copy(statement(name, self.schema)) as copy:
+    def _copy(
+        self, connection: Connection, table: str, columns: tuple[str, ...], lines: Iterator[str]
+    ) -> None:
+        with own_cursor(connection).copy(_copy_statement(self.schema, table, columns)) as copy:
             while piece := "".join(islice(lines, _COPY_ROWS)):
                 copy.write(piece)
 
 
+@cache
+def _copy_statement(schema: str, table: str, columns: tuple[str, ...]) -> bytes:
+    """`columns`: those that not every command fills."""
+    more = "".join(f", {column}" for column in columns)
+    return render("copy", schema, table=table, more=more).encode()
+
+
 def _lines_for_ready(
-    commands: Iterable[Outgoing], now: datetime, last: str, later: list[str]
+    commands: Iterable[Outgoing],
+    now: datetime,
+    last: str,
+    seldom: Sequence[str],
+    later: list[str],
 ) -> Iterator[str]:
-    """Lines of due commands, which end with `last`; those of the others go to `later`. In UTC: in
-    a zone with daylight saving time, Python adds to the time on the clock."""
+    """Lines of due commands, which end with `last` and the columns `seldom`; those of the others
+    go to `later`. In UTC: in a zone with daylight saving time, Python adds to the time on the
+    clock."""
     now = now.astimezone(UTC)
     for command in commands:
-        domain, type_, data, id_, _, priority, delay, due, correlation_id, reply_to, most = command
-        # In COPY's text format. Only data can hold a backslash, and nothing a tab or newline: JSON
-        # escapes them, names do not have them.
+        domain, type_, data, id_, _, priority, delay, due, correlation_id, reply_to, most, *_ = (
+            command
+        )
+        # In COPY's text format. Of these columns only data can hold a backslash, and none a tab or
+        # newline: JSON escapes them, names do not have them.
         data = data.replace("\\", "\\\\")
         first = correlation = f"{id_.int:032x}"
         if correlation_id is not id_:
@@ -91,9 +116,15 @@ def _lines_for_ready(
             f"{domain}\t{priority}\t{first}\t{type_}\t{data}\t{correlation}"
             f"\t{reply_to or _COPY_NULL}\t{most or _COPY_NULL}{last}"
         )
+        for column in seldom:
+            line += f"\t{_copied(getattr(command, column))}"
         if delay is not None:
             due = now + timedelta(seconds=delay)
         if due is not None and due > now:
             later.append(f"{line}\t{due.isoformat()}\n")
         else:
             yield f"{line}\n"
+
+
+def _copied(text: str | None) -> str:
+    return _COPY_NULL if text is None else text.translate(_COPY_ESCAPES)

@@ -6,12 +6,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from cmdbus.checks import check_operator, check_text, check_whole
+from cmdbus.checks import check_key, check_operator, check_text, check_whole
 from cmdbus.data import encode
 from cmdbus.database.pool import Connection
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.records import Status, TroubleCount, TroubleRecord
-from cmdbus.producer.requests import check_conditions, check_key
+from cmdbus.producer.requests import check_command, check_conditions
 from cmdbus.producer.steering import CHUNK, CHUNK_BYTES
 
 _PARTICIPLES = {"RETRY": "retried", "CANCEL": "canceled", "COMPLETE": "completed"}
@@ -44,14 +44,15 @@ class Troubleshooting:
         offset: int = 0,
         *,
         error_code: str | None = None,
+        key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         connection: Connection | None = None,
     ) -> list[TroubleRecord]:
         """The commands that meet every given condition (`domain`, `type`, `error_code`,
-        `since`, `until`), the latest to come first: at most `limit`, after leaving out
+        `key`, `since`, `until`), the latest to come first: at most `limit`, after leaving out
         `offset`."""
-        conditions = check_conditions(domain, type, since, until, error_code=error_code)
+        conditions = _conditions(domain, type, error_code, key, since, until)
         conditions["limit"] = check_whole("limit", limit, 1)
         conditions["offset"] = check_whole("offset", offset, 0)
         return self._connections.records(TroubleRecord, connection, "read_trouble", **conditions)
@@ -62,15 +63,16 @@ class Troubleshooting:
         type: str | None = None,
         *,
         error_code: str | None = None,
+        key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         connection: Connection | None = None,
     ) -> int:
         """The number of commands that meet every given condition (`domain`, `type`,
-        `error_code`, `since`, `until`)."""
-        conditions = check_conditions(domain, type, since, until, error_code=error_code)
-        rows = self._connections.rows(connection, "summarize_trouble", **conditions, limit=None)
-        return sum(row[3] for row in rows)
+        `error_code`, `key`, `since`, `until`)."""
+        conditions = _conditions(domain, type, error_code, key, since, until)
+        conditions["limit"] = None
+        return sum(each.count for each in self._counts(conditions, connection, "operator"))
 
     def summary(
         self,
@@ -79,17 +81,17 @@ class Troubleshooting:
         limit: int = 100,
         *,
         error_code: str | None = None,
+        key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         connection: Connection | None = None,
     ) -> Sequence[TroubleCount]:
         """Counts of the commands that meet every given condition (`domain`, `type`,
-        `error_code`, `since`, `until`), by domain, type and error: the `limit` most frequent."""
-        conditions = check_conditions(domain, type, since, until, error_code=error_code)
+        `error_code`, `key`, `since`, `until`), by domain, type and error: the `limit` most
+        frequent."""
+        conditions = _conditions(domain, type, error_code, key, since, until)
         conditions["limit"] = check_whole("limit", limit, 1)
-        return self._connections.records(
-            TroubleCount, connection, "summarize_trouble", "monitor", **conditions
-        )
+        return self._counts(conditions, connection, "monitor")
 
     def retry(
         self,
@@ -153,6 +155,7 @@ class Troubleshooting:
         type: str | None = None,
         *,
         error_code: str | None = None,
+        key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int | None = None,
@@ -161,9 +164,9 @@ class Troubleshooting:
         connection: Connection | None = None,
     ) -> int:
         """Does what `retry` does to all that meet every given condition (`domain`, `type`,
-        `error_code`, `since`, `until`), to the `limit` oldest where one is given, for
+        `error_code`, `key`, `since`, `until`), to the `limit` oldest where one is given, for
         `operator` and `reason`; returns how many."""
-        conditions = check_conditions(domain, type, since, until, error_code=error_code)
+        conditions = _conditions(domain, type, error_code, key, since, until)
         remark = _remark(operator, reason)
         return self._resolve_all("RETRY", conditions, limit, remark, connection)
 
@@ -173,6 +176,7 @@ class Troubleshooting:
         type: str | None = None,
         *,
         error_code: str | None = None,
+        key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int | None = None,
@@ -181,9 +185,9 @@ class Troubleshooting:
         connection: Connection | None = None,
     ) -> int:
         """Does what `cancel` does to all that meet every given condition (`domain`, `type`,
-        `error_code`, `since`, `until`), to the `limit` oldest where one is given, for
+        `error_code`, `key`, `since`, `until`), to the `limit` oldest where one is given, for
         `operator` and `reason`; returns how many."""
-        conditions = check_conditions(domain, type, since, until, error_code=error_code)
+        conditions = _conditions(domain, type, error_code, key, since, until)
         remark = _remark(operator, reason)
         return self._resolve_all("CANCEL", conditions, limit, remark, connection)
 
@@ -193,6 +197,7 @@ class Troubleshooting:
         type: str | None = None,
         *,
         error_code: str | None = None,
+        key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int | None = None,
@@ -202,11 +207,23 @@ class Troubleshooting:
         connection: Connection | None = None,
     ) -> int:
         """Does what `complete` does, with `result` for each, to all that meet every given
-        condition (`domain`, `type`, `error_code`, `since`, `until`), to the `limit` oldest
-        where one is given, for `operator` and `reason`; returns how many."""
-        conditions = check_conditions(domain, type, since, until, error_code=error_code)
+        condition (`domain`, `type`, `error_code`, `key`, `since`, `until`), to the `limit`
+        oldest where one is given, for `operator` and `reason`; returns how many."""
+        conditions = _conditions(domain, type, error_code, key, since, until)
         remark = {**_remark(operator, reason), "result": self._encoded(result)}
         return self._resolve_all("COMPLETE", conditions, limit, remark, connection)
+
+    def _counts(
+        self, conditions: dict[str, object], connection: Connection | None, kind: str
+    ) -> Sequence[TroubleCount]:
+        """`kind` of role that may do that."""
+        if conditions["key"] is not None:  # Which monitors may not read.
+            return self._connections.records(
+                TroubleCount, connection, "summarize_trouble_of_key", **conditions
+            )
+        return self._connections.records(
+            TroubleCount, connection, "summarize_trouble", kind, **conditions
+        )
 
     def _resolve(
         self,
@@ -216,7 +233,7 @@ class Troubleshooting:
         remark: dict[str, object],
         connection: Connection | None,
     ) -> None:
-        values = {"action": action, "result": None, **check_key(domain, command_id), **remark}
+        values = {"action": action, "result": None, **check_command(domain, command_id), **remark}
         self._connections.change(connection, "resolve", _PARTICIPLES[action], _ELSEWHERE, **values)
 
     def _resolve_all(
@@ -246,3 +263,16 @@ class Troubleshooting:
 
 def _remark(operator: str, reason: str | None) -> dict[str, object]:
     return {"operator": check_operator(operator), "reason": check_text("reason", reason)}
+
+
+def _conditions(
+    domain: str | None,
+    type: str | None,
+    error_code: str | None,
+    key: str | None,
+    since: datetime | None,
+    until: datetime | None,
+) -> dict[str, Any]:
+    """Values of a statement; None leaves a condition out."""
+    checked = check_conditions(domain, type, since, until, error_code=error_code)
+    return {**checked, "key": check_key("key", key)}

@@ -30,7 +30,7 @@ DATA: dict[str, Any] = {
 JSON = json.dumps(DATA)
 PRIORITY = 5
 
-#: The columns that a sender fills, as in copy_ready.
+#: The columns that a sender fills, as in the statement copy.
 _COLUMNS = "domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts"
 _INSERT = f"INSERT INTO cmdbus.ready ({_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, NULL, NULL)"
 _COPY = f"COPY cmdbus.ready ({_COLUMNS}) FROM STDIN"

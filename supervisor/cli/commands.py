@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 @option("--correlation-id", metavar="UUID", parse=uuid, help="Follows the command everywhere.")
 @option("--reply-to", metavar="DOMAIN", help="Where its reply is sent to.")
 @option("--max-attempts", type=int, metavar="N", help="Executions until an operator decides.")
+@option("--key", metavar="TEXT", help="For limits that count by it, such as a customer's name.")
 @with_bus
 def send(bus: "CommandBus", domain: str, type_: str, data: object, **more: Any) -> Shown:
     id_ = bus.send(domain, type_, data, **more)
@@ -104,6 +105,7 @@ def get(bus: "CommandBus", domain: str, command_id: str) -> Shown:
 @click.argument("in_domain", metavar="[DOMAIN]", required=False)
 @option("--domain", metavar="DOMAIN", help="Only of this domain.")
 @option("--type", metavar="TYPE", help="Only of this type.")
+@option("--key", metavar="TEXT", help="Only with this key.")
 @status_option("PENDING")
 @time_option("--since", parse=past, help="Sent since; like 2h: ago.")
 @time_option("--until", parse=past, help="Sent before.")
@@ -245,8 +247,11 @@ def _facts(record: "CommandRecord", why: str | None) -> Iterator[tuple[str, obje
     yield "correlation id", record.correlation_id
     yield "reply to", record.reply_to
     yield "batch", record.batch_id
+    yield "key", record.key
+    yield "unique key", record.unique_key
     yield "sent", when(record.created_at)
     yield "due", when(record.due_at) if record.due_at != record.created_at else None
+    yield "expires", when(record.expires_at)
     yield "started", when(record.started_at)
     yield "finished", when(record.finished_at)
     yield "worker", record.worker

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cmdbus.producer.records import TroubleRecord
 
 _WIDTH = 80
-_FILTERS = ("domain", "in_domain", "type", "error_code", "since", "until")
+_FILTERS = ("domain", "in_domain", "type", "error_code", "key", "since", "until")
 _NOTHING = ["nothing waits for an operator"]
 
 
@@ -31,6 +31,7 @@ _filters = stacked(
     option("--domain", "in_domain", metavar="DOMAIN", help="Only of this domain."),
     option("--type", metavar="TYPE", help="Only of this type."),
     option("--error-code", metavar="CODE", help="Only with this error."),
+    option("--key", metavar="TEXT", help="Only with this key."),
     time_option("--since", parse=past, help="Came there since; like 2h: ago."),
     time_option("--until", parse=past, help="Came there before."),
 )

@@ -6,7 +6,9 @@
 SELECT domain, command_id, type, status, priority, attempts, max_attempts,
     data::text, result::text, error_code, error_message, correlation_id, reply_to, batch_id,
     created_at, least(greatest(due_at, '0002-01-01'), '9998-12-31') AS due_at,
-    started_at, finished_at, worker
+    started_at, finished_at, worker, key, unique_key,
+    CASE WHEN expires_at IS NOT NULL
+        THEN least(greatest(expires_at, '0002-01-01'), '9998-12-31') END AS expires_at
 FROM {schema}.command
 WHERE domain = %(domain)s AND command_id = %(command_id)s;
 
@@ -16,11 +18,14 @@ WHERE domain = %(domain)s AND command_id = %(command_id)s;
 SELECT domain, command_id, type, status, priority, attempts, max_attempts,
     data::text, result::text, error_code, error_message, correlation_id, reply_to, batch_id,
     created_at, least(greatest(due_at, '0002-01-01'), '9998-12-31') AS due_at,
-    started_at, finished_at, worker
+    started_at, finished_at, worker, key, unique_key,
+    CASE WHEN expires_at IS NOT NULL
+        THEN least(greatest(expires_at, '0002-01-01'), '9998-12-31') END AS expires_at
 FROM {schema}.command
 WHERE (%(domain)s::text IS NULL OR domain = %(domain)s)
     AND (%(status)s::text IS NULL OR status = %(status)s)
     AND (%(type)s::text IS NULL OR type = %(type)s)
+    AND (%(key)s::text IS NULL OR key = %(key)s)
     AND (%(since)s::timestamptz IS NULL
          OR (created_at >= %(since)s AND (finished_at IS NULL OR finished_at >= %(since)s)))
     AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
@@ -48,8 +53,12 @@ SELECT at, kind, attempt, worker, operator, code, message, details::text
 FROM (
     SELECT created_at AS at, 0 AS rank, 0::bigint AS id, 'SENT' AS kind, NULL::integer AS attempt,
         NULL AS worker, NULL AS operator, NULL AS code, NULL AS message,
-        json_build_object('type', type, 'priority', priority, 'correlation_id', correlation_id,
-                          'reply_to', reply_to) AS details
+        (SELECT json_object_agg(name, value) FROM (VALUES
+            ('type', to_json(type)), ('priority', to_json(priority)),
+            ('correlation_id', to_json(correlation_id)),
+            ('reply_to', coalesce(to_json(reply_to), 'null')), ('key', to_json(key)),
+            ('unique_key', to_json(unique_key)), ('expires_at', to_json(expires_at)))
+            given (name, value) WHERE value IS NOT NULL) AS details
     FROM c
     UNION ALL
     SELECT started_at, 1, 0, 'RECEIVED',
@@ -79,7 +88,10 @@ SELECT t.domain, t.command_id, t.type, 'IN_TROUBLESHOOTING_QUEUE', t.priority,
     t.attempts::integer, t.max_attempts::integer, t.data::text, NULL, t.error_code,
     t.error_message, t.correlation_id, t.reply_to, t.batch_id, t.created_at,
     least(greatest(coalesce(t.due_at, t.created_at), '0002-01-01'), '9998-12-31'),
-    t.claimed_at, NULL::timestamptz, i.worker, t.failed_at,
+    t.claimed_at, NULL::timestamptz, i.worker, t.key, t.unique_key,
+    CASE WHEN t.expires_at IS NOT NULL
+        THEN least(greatest(t.expires_at, '0002-01-01'), '9998-12-31') END,
+    t.failed_at,
     (SELECT e.details ->> 'reason'::text FROM {schema}.event e
      WHERE e.domain = t.domain AND e.command_id = t.command_id
          AND e.kind = 'MOVED_TO_TROUBLESHOOTING_QUEUE'
@@ -88,6 +100,7 @@ FROM {schema}.troubleshooting t LEFT JOIN {schema}.incarnation i ON i.id = t.cla
 WHERE (%(domain)s::text IS NULL OR t.domain = %(domain)s)
     AND (%(type)s::text IS NULL OR t.type = %(type)s)
     AND (%(error_code)s::text IS NULL OR t.error_code = %(error_code)s)
+    AND (%(key)s::text IS NULL OR t.key = %(key)s)
     AND (%(since)s::timestamptz IS NULL OR t.failed_at >= %(since)s)
     AND (%(until)s::timestamptz IS NULL OR t.failed_at < %(until)s)
 ORDER BY t.failed_at DESC, t.domain DESC, t.command_id DESC
@@ -98,6 +111,20 @@ LIMIT %(limit)s OFFSET %(offset)s;
 SELECT domain, type, error_code, count(*), min(failed_at), max(failed_at)
 FROM {schema}.troubleshooting t
 WHERE (%(domain)s::text IS NULL OR t.domain = %(domain)s)
+    AND (%(type)s::text IS NULL OR t.type = %(type)s)
+    AND (%(error_code)s::text IS NULL OR t.error_code = %(error_code)s)
+    AND (%(since)s::timestamptz IS NULL OR t.failed_at >= %(since)s)
+    AND (%(until)s::timestamptz IS NULL OR t.failed_at < %(until)s)
+GROUP BY domain, type, error_code
+ORDER BY count(*) DESC, domain, type, error_code
+LIMIT %(limit)s;
+
+-- name: summarize_trouble_of_key
+-- The same for a key.
+SELECT domain, type, error_code, count(*), min(failed_at), max(failed_at)
+FROM {schema}.troubleshooting t
+WHERE t.key = %(key)s::text
+    AND (%(domain)s::text IS NULL OR t.domain = %(domain)s)
     AND (%(type)s::text IS NULL OR t.type = %(type)s)
     AND (%(error_code)s::text IS NULL OR t.error_code = %(error_code)s)
     AND (%(since)s::timestamptz IS NULL OR t.failed_at >= %(since)s)

@@ -22,24 +22,8 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1::smallint
     AND l.classid = (%(call)s::bigint >> 32)::oid
     AND l.objid = (%(call)s::bigint & 4294967295)::oid;
 
--- name: copy_ready
+-- name: copy
 -- The columns that a sender may fill; those of claims and attempts keep their defaults.
-COPY {schema}.ready (
-    domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts
-) FROM STDIN;
-
--- name: copy_ready_of_batch
-COPY {schema}.ready (
-    domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts, batch_id
-) FROM STDIN;
-
--- name: copy_scheduled_of_batch
-COPY {schema}.scheduled (
-    domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts, batch_id,
-    due_at
-) FROM STDIN;
-
--- name: copy_scheduled
-COPY {schema}.scheduled (
-    domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts, due_at
+COPY {schema}.{table} (
+    domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts{more}
 ) FROM STDIN;

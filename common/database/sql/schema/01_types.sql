@@ -28,7 +28,7 @@ CREATE DOMAIN {schema}.remark AS text CHECK (length(VALUE) <= 12000);
 CREATE TYPE {schema}.request AS (
     domain {schema}.name, type {schema}.name, data {schema}.payload, command_id uuid, own boolean,
     priority {schema}.priority, delay double precision, run_at {schema}.finite_time,
-    reply_to {schema}.name, max_attempts {schema}.attempt_limit
+    reply_to {schema}.name, max_attempts {schema}.attempt_limit, key {schema}.key
 );
 
 -- A claim, as a worker reads it. ctid is where its row was then: a settlement looks there first.

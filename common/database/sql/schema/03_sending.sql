@@ -159,7 +159,7 @@ CREATE FUNCTION {schema}.enqueue(
     p_domain text, p_type text, p_data json, p_command_id uuid, p_own boolean,
     p_priority integer, p_delay double precision, p_run_at timestamptz, p_correlation_id uuid,
     p_reply_to text, p_max_attempts integer, p_call bigint, p_again boolean,
-    p_caller bigint DEFAULT NULL, p_unique_key text DEFAULT NULL,
+    p_caller bigint DEFAULT NULL, p_key text DEFAULT NULL, p_unique_key text DEFAULT NULL,
     OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
     OUT oldest_age double precision
 )
@@ -201,14 +201,14 @@ BEGIN
     END IF;
     IF due > clock_timestamp() THEN
         INSERT INTO {schema}.scheduled (domain, priority, command_id, type, data, correlation_id,
-                               reply_to, max_attempts, due_at, caller, unique_key)
+                               reply_to, max_attempts, due_at, caller, key, unique_key)
         VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
-                p_reply_to, p_max_attempts, due, p_caller, p_unique_key);
+                p_reply_to, p_max_attempts, due, p_caller, p_key, p_unique_key);
     ELSE
         INSERT INTO {schema}.ready (domain, priority, command_id, type, data, correlation_id,
-                           reply_to, max_attempts, caller, unique_key)
+                           reply_to, max_attempts, caller, key, unique_key)
         VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
-                p_reply_to, p_max_attempts, p_caller, p_unique_key);
+                p_reply_to, p_max_attempts, p_caller, p_key, p_unique_key);
     END IF;
 END
 $$;
@@ -219,7 +219,7 @@ CREATE FUNCTION {schema}.send(
     p_domain text, p_type text, p_data jsonb DEFAULT NULL, p_command_id uuid DEFAULT NULL,
     p_priority integer DEFAULT 5, p_delay interval DEFAULT NULL,
     p_correlation_id uuid DEFAULT NULL, p_reply_to text DEFAULT NULL,
-    p_max_attempts integer DEFAULT NULL, p_unique text DEFAULT NULL,
+    p_max_attempts integer DEFAULT NULL, p_key text DEFAULT NULL, p_unique text DEFAULT NULL,
     p_on_conflict text DEFAULT 'reject', p_unique_until text DEFAULT 'finished'
 ) RETURNS uuid
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -242,6 +242,7 @@ DECLARE
         WHEN p_delay < interval '0' OR p_delay > interval '100 years' THEN
             'p_delay must be from 0 to 100 years'
         WHEN p_max_attempts NOT BETWEEN 1 AND 32767 THEN 'p_max_attempts must be from 1 to 32767'
+        WHEN length(p_key) NOT BETWEEN 1 AND 200 THEN 'p_key must be text of 1 to 200 characters'
         WHEN octet_length(data::text) > 1048576 THEN
             format('p_data has %s bytes: at most 1048576 are taken', octet_length(data::text))
         ELSE {schema}.unique_problem(p_unique, p_on_conflict, p_unique_until)
@@ -255,13 +256,14 @@ BEGIN
         SELECT e.refusal, e.depth, e.max_depth INTO answer
         FROM {schema}.enqueue(
             p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority, NULL, run_at,
-            coalesce(p_correlation_id, command_id), p_reply_to, p_max_attempts, NULL, false) e;
+            coalesce(p_correlation_id, command_id), p_reply_to, p_max_attempts, NULL, false,
+            p_key => p_key) e;
     ELSE
         SELECT e.refusal, e.depth, e.max_depth, e.holder INTO answer
         FROM {schema}.enqueue_unique(
             p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority, NULL, run_at,
             coalesce(p_correlation_id, command_id), p_reply_to, p_max_attempts, NULL, false,
-            p_unique, p_on_conflict, p_unique_until) e;
+            p_unique, p_on_conflict, p_unique_until, p_key => p_key) e;
     END IF;
     CASE answer.refusal
         WHEN 'duplicate' THEN

@@ -101,8 +101,8 @@ $$;
 -- locked rows. The next chunk has p_since = last; there is none if last is NULL. With p_again it
 -- is the second try of its call, and resolves none if the first has resolved some.
 CREATE FUNCTION {schema}.resolve_chunk(
-    p_action text, p_domain text, p_type text, p_error_code text, p_since timestamptz,
-    p_until timestamptz, p_count integer, p_bytes bigint, p_operator text, p_reason text,
+    p_action text, p_domain text, p_type text, p_error_code text, p_key text,
+    p_since timestamptz, p_until timestamptz, p_count integer, p_bytes bigint, p_operator text, p_reason text,
     p_result json, p_call bigint, p_again boolean,
     OUT resolved bigint, OUT last timestamptz
 )
@@ -127,6 +127,7 @@ BEGIN
         WHERE (p_domain IS NULL OR t.domain = p_domain)
             AND (p_type IS NULL OR t.type = p_type)
             AND (p_error_code IS NULL OR t.error_code = p_error_code)
+            AND (p_key IS NULL OR t.key = p_key)
             AND (p_since IS NULL OR t.failed_at >= p_since)
             AND t.failed_at < p_until
         ORDER BY t.failed_at
