@@ -27,6 +27,7 @@ from cmdbus.supervisor.children import reap_orphans, wait
 from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.fleet_view import FleetView, is_drained
 from cmdbus.supervisor.host import Pidfile, check_free, listen, pidfile_path
+from cmdbus.supervisor.imports import preload
 from cmdbus.supervisor.policy import decide
 from cmdbus.supervisor.preflight_process import PreflightProcess
 from cmdbus.supervisor.processes import Spawner
@@ -69,6 +70,7 @@ def supervise(settings: Settings) -> Exit:
     set_up(settings.log_format, settings.log_level)
     with ExitStack() as stack:
         try:
+            preload()
             signals = stack.enter_context(closing(Signals()))
             directory = make_runtime_directory(find_runtime_directory(settings.runtime_dir))
             pidfile = Pidfile(pidfile_path(directory, settings.name), settings.name)

@@ -15,6 +15,7 @@ from cmdbus.exits import Exit
 from cmdbus.readiness import Check, Finding
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import fork, wait
+from cmdbus.supervisor.imports import without_collections
 from cmdbus.supervisor.systemd_notifier import clear_notify_env
 from cmdbus.timeouts import BOOT_SECONDS
 
@@ -143,7 +144,8 @@ def _run(settings: Settings, pipe: int, timeout: float) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.alarm(math.ceil(timeout + _ALARM_SECONDS))
     clear_notify_env()
-    from cmdbus.worker.boot.preflight import preflight
+    with without_collections():
+        from cmdbus.worker.boot.preflight import preflight
 
     with os.fdopen(pipe, "wb", buffering=0) as lines:
         try:

@@ -22,6 +22,7 @@ from cmdbus.supervisor import signals
 from cmdbus.supervisor.aftermath import gil_holder, stuck
 from cmdbus.supervisor.children import Child, fork
 from cmdbus.supervisor.fleet_view import NS, ProcessView
+from cmdbus.supervisor.imports import without_collections
 from cmdbus.supervisor.policy import Kill, Stop, is_ahead
 from cmdbus.supervisor.stacks import Stacks
 from cmdbus.supervisor.systemd_notifier import clear_notify_env
@@ -219,7 +220,8 @@ class Spawner:
 
     def _main(self, view: ProcessView) -> int:
         """In the child. The database driver and the application are imported only here."""
-        from cmdbus.worker.boot import process
+        with without_collections():
+            from cmdbus.worker.boot import process
 
         clear_notify_env()
         if self._http is not None and view.role is not Role.STEWARD:

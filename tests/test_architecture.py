@@ -198,6 +198,7 @@ def test_no_module_of_the_supervisor_loads_a_database_driver_or_starts_a_thread(
     names = sorted(name for name in modules() if name.startswith("cmdbus.supervisor"))
     loads = (
         f"import sys, threading, importlib; [importlib.import_module(n) for n in {names}];"
+        "from cmdbus.supervisor.imports import preload; preload();"
         "print([m for m in sys.modules if m.startswith('psycopg')], threading.active_count())"
     )
     done = subprocess.run(
