@@ -16,7 +16,7 @@ from handlers import connect, handling, running
 from queries import scalar
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.worker.claims.claim import Claim, ClaimResult, Finished
+from cmdbus.worker.claims.claim import Claim, ClaimPart, ClaimResult, Finished
 from cmdbus.worker.claims.floors import OVERLAP, Floors
 
 HIGH, NORMAL, ORDERS = ("payments", 0), ("payments", 5), ("orders", 5)
@@ -46,7 +46,7 @@ class Looks:
     ) -> None:
         self.now += after
         asked, below = self.floors.for_claim(self.now), self.floors.below(self.now)
-        result = ClaimResult(claims, False, seen_to, stopped_at, pages)
+        result = ClaimResult(claims, ClaimPart.FREE, seen_to, stopped_at, pages, None)
         self.floors.looked(asked, below, QUEUES, result, self.now)
 
     def next(self, after: float = 0.01) -> dict[tuple[str, int], int]:
@@ -135,7 +135,7 @@ class Leader:
             # Its number is that of many more rows.
             result = result._replace(pages=10_000)
             floors, asked = self.floors, request.floors
-            if result.prefetched:
+            if result.part is ClaimPart.PREFETCH:
                 floors, asked = self.quick_floors, request.quick_floors
             floors.looked(asked, request.below, request.queues, result, self.now)
         self.done = [ended(each) for each in claims]

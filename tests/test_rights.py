@@ -27,6 +27,7 @@ SEEN = [
     *("error_code", "correlation_id", "reply_to", "batch_id", "created_at", "due_at"),
     *("started_at", "finished_at", "worker"),
 ]
+LANE_TABLES = ("lane", "shared_state", "turn")
 LIMIT_TABLES = ("limit_declared", "limit_in_force", "limit_set", "limited_type")
 PROCESS_TABLES = ("managed_process", "process", "process_event", "process_step")
 #: Columns of the view `process` without state and error.
@@ -60,17 +61,18 @@ RIGHTS = {
             *("event", "event_id_seq", "finished", "incarnation", "lease", "migration", "node"),
             *("limited", "longer_patience", "patience", "ready", "ready_id_seq", "scheduled"),
             *("scheduled_id_seq", "troubleshooting", "waiter", *PROCESS_TABLES),
-            *("limits", *LIMIT_TABLES),
+            *("limits", *LIMIT_TABLES, "limited_lane_position_seq", *LANE_TABLES),
         ],
         "INSERT": [
+            *LANE_TABLES,
             *("event", "finished", "incarnation", "ready", "scheduled", "troubleshooting"),
             *("lease", "limited", "node", "tally", "waiter"),
         ],
         "UPDATE": [
             *("alarm", "armed", "lease", "limited", "longer_patience", "node", "patience"),
-            *("ready", "scheduled", "waiter"),
+            *("ready", "scheduled", "waiter", "limited_lane_position_seq", *LANE_TABLES),
         ],
-        "DELETE": ["lease", "limited", "node", "ready", "scheduled", "waiter"],
+        "DELETE": ["lease", "limited", "node", "ready", "scheduled", "waiter", *LANE_TABLES],
     },
     "operator": {
         "SELECT": [

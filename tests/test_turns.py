@@ -3,7 +3,7 @@
 from handlers import running
 
 from cmdbus import CommandBus, HandlerRegistry, SendRequest
-from cmdbus.worker.claims.claim import ClaimRequest, ClaimResult
+from cmdbus.worker.claims.claim import ClaimPart, ClaimRequest, ClaimResult
 from cmdbus.worker.claims.turns import Turns
 
 DOMAINS = [f"domain{number}" for number in range(1_000)]
@@ -31,7 +31,7 @@ class Claimer:
         self.now += CLAIM_SECONDS
         self.has_more = self.turns.claimed(
             ClaimRequest(1, 0, domains, [], [], {}),
-            ClaimResult([], False, 0, stopped_at or None, 0),
+            ClaimResult([], ClaimPart.FREE, 0, stopped_at or None, 0, None),
             self.now,
         )
         return found

@@ -21,6 +21,7 @@ from cmdbus.database import dsn as dsns
 from cmdbus.database import schema as schemas
 from cmdbus.database import statements
 from cmdbus.database.pool import SessionPool
+from cmdbus.database.session_names import node_number
 from cmdbus.errors import AppError, DatabaseUnavailableError
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import CLAIM_BYTES
@@ -303,6 +304,7 @@ def _claim_statements(
         scope = ClaimScope.SUSPECT if node.quarantine else ClaimScope.ORDINARY
     made = ClaimStatements(schema, lease, scope)
     made.worker = name or f"{socket.gethostname()}:{os.getpid()}"
+    made.node = node_number(None if node is None else node.parent)
     return made
 
 

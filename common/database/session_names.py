@@ -1,4 +1,4 @@
-"""Names of a node's database sessions (application_name). Pure.
+"""Names of a node's database sessions (application_name), and its number.
 
 A process of a node names all of its sessions `<schema>:<number>`, where the number is its
 incarnation's in base 36: by that name a rescue ends the sessions of a dead process, and
@@ -6,7 +6,10 @@ preflight counts those of other nodes. With the longest schema a name has 62 cha
 PostgreSQL cuts names off at 63 without an error.
 """
 
+import os
 import re
+import socket
+from hashlib import sha256
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 #: The largest incarnation, and its base-36 digits.
@@ -21,6 +24,12 @@ def session_name(schema: str, incarnation: int) -> str:
         incarnation, digit = divmod(incarnation, len(_DIGITS))
         number = _DIGITS[digit] + number
     return f"{schema}:{number}"
+
+
+def node_number(supervisor: int | None) -> int:
+    """The same for all processes of the supervisor that has this pid, or of this process."""
+    digest = sha256(f"{socket.gethostname()}:{supervisor or os.getpid()}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def incarnation_of(name: str) -> int | None:

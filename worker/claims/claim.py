@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from enum import Enum
+from enum import Enum, IntEnum
 from math import inf
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -25,8 +25,10 @@ STOPPED = "STOPPED"
 # Looking a member up in its class takes 0.1 microseconds.
 _COMPLETED = OutcomeKind.COMPLETED
 _PRIORITIES = range(11)
-#: The place of the column waited in the rows of a round trip.
-_WAITED = 14
+#: Places of columns in the rows of a round trip.
+_ATTEMPTS, _WAITED, _CALLER = 8, 14, 16
+#: Ids of rows that are no claims: the number of the next part follows; the end of a claim in lanes.
+_NEXT_PART, _LANES_READ = -2, -1
 #: The maximum of a smallint.
 _MAX_LOSSES = 2**15 - 1
 
@@ -125,6 +127,8 @@ class ClaimRequest(NamedTuple):
     below: bool = True
     #: The floors of the quick types.
     quick_floors: Mapping[tuple[str, int], int] = {}
+    #: None if no type has a limit.
+    lanes: "LaneRequest | None" = None
 
     @property
     def queues(self) -> list[tuple[str, int]]:
@@ -132,32 +136,79 @@ class ClaimRequest(NamedTuple):
         return [(domain, priority) for domain in self.domains for priority in _PRIORITIES]
 
 
+class LaneRequest(NamedTuple):
+    """What to claim of types that have limits; see 14_lanes.sql."""
+
+    #: "domain type".
+    types: Sequence[str]
+    quick_types: Sequence[str]
+    #: Limits that several types share.
+    shared: Sequence[str]
+    #: Number of commands in the free slots, and ahead of them.
+    free: int
+    prefetch: int
+    #: Where to look for commands of these types that are not in their lanes.
+    floors: Mapping[tuple[str, int], int]
+    below: bool
+
+
+class ClaimPart(IntEnum):
+    """What a claim has read. Numbers of claim_with_lanes."""
+
+    #: Commands with a limit that were not in their lanes.
+    STRAYS = 1
+    LANES = 2
+    FREE = 3
+    PREFETCH = 4
+
+
 class ClaimResult(NamedTuple):
     """How far a claim has read."""
 
     claims: Sequence[Claim]
-    #: Whether this was the claim of the quick types.
-    prefetched: bool
+    part: ClaimPart
     #: No later command has this id or a lower one, unless it was being sent meanwhile.
     seen_to: int
     #: The domain and priority at which it had enough; None if it has read all.
     stopped_at: tuple[str, int] | None
     #: Pages that it has read.
     pages: int
+    #: How often limits had changed.
+    limit_changes: int | None
+    #: Of a claim in lanes: whether it may have left commands that could start, and the seconds
+    #: until a rate lets one start, if that is known.
+    has_more: bool = False
+    opens_in: float | None = None
 
 
-def results_of(rows: Sequence[Row], *, prefetched: bool) -> Iterator[ClaimResult]:
-    """The results of a round trip: the rows of each claim end with one that has no token."""
+_PREFETCH = ClaimPart.PREFETCH
+
+
+def results_of(rows: Sequence[Row], part: ClaimPart) -> Iterator[ClaimResult]:
+    """The results of a round trip, which begins with this part: the rows of each claim end with
+    one that has no token."""
     claims: list[Claim] = []
     new = tuple.__new__  # what Claim._make does, in half the time
     for row in rows:
         if row[4] is not None:
             claims.append(new(Claim, row[1:]))
         elif row[3] is not None:
-            _, domain, priority, id_, *_ = row
-            stopped_at = None if domain is None else (domain, priority)
-            yield ClaimResult(claims, prefetched, id_, stopped_at, int(row[_WAITED]))
-            claims, prefetched = [], True
+            if row[3] == _NEXT_PART:
+                part = ClaimPart(row[_ATTEMPTS])
+                continue
+            yield _result(row, claims, part)
+            claims, part = [], _PREFETCH
+
+
+def _result(row: Row, claims: Sequence[Claim], part: ClaimPart) -> ClaimResult:
+    """`row` is the last one of a claim."""
+    _, domain, priority, id_, *_ = row
+    if id_ == _LANES_READ:
+        return ClaimResult(
+            claims, part, 0, None, 0, None, has_more=bool(row[_ATTEMPTS]), opens_in=row[_WAITED]
+        )
+    stopped_at = None if domain is None else (domain, priority)
+    return ClaimResult(claims, part, id_, stopped_at, int(row[_WAITED]), row[_CALLER])
 
 
 class TimerReading(NamedTuple):
@@ -177,6 +228,8 @@ class TimerReading(NamedTuple):
     #: Seconds until a command expires and, if some have expired already, another one.
     expires: float = inf
     next_expires: float = inf
+    #: Seconds until a rate lets a command start.
+    opens: float = inf
 
 
 class ClaimScope(Enum):

@@ -22,12 +22,14 @@ from cmdbus.database.session_names import session_name
 from cmdbus.worker.claims.claim import (
     Claim,
     ClaimKey,
+    ClaimPart,
     ClaimRef,
     ClaimRequest,
     ClaimResult,
     ClaimScope,
     Connection,
     Finished,
+    LaneRequest,
     plain_and_others,
     results_of,
 )
@@ -38,6 +40,9 @@ from cmdbus.worker.claims.rejections import was_executed
 Item = TypeVar("Item")
 #: Where a row is that can be set aside.
 Table = Literal["ready", "scheduled", "limited"]
+
+#: Commands that one round trip moves into their lanes.
+MAX_STRAYS = 500
 
 _PRIORITY_AND_ID = itemgetter(1, 2)
 _NO_CLAIM = Claim(
@@ -56,6 +61,8 @@ class ClaimStatements(Executor):
         self.incarnation = secrets.randbelow(2**63 - 1) + 1
         #: The name under which the view `command` shows this worker.
         self.worker = ""
+        #: The same for all workers of a supervisor.
+        self.node = self.incarnation
         #: The node's command types, as "domain type"; written with each renewal.
         self.types: list[str] = []
         #: In seconds alone: PostgreSQL adds days by the calendar of the session's zone.
@@ -72,7 +79,12 @@ class ClaimStatements(Executor):
     def register(self, connection: Connection, worker: str | None = None) -> None:
         """Repeated on each new connection: a restored database may have forgotten it."""
         self.worker = worker or self.worker
-        values = {"incarnation": self.incarnation, "worker": self.worker, "lease": self.lease}
+        values = {
+            "incarnation": self.incarnation,
+            "worker": self.worker,
+            "lease": self.lease,
+            "node": self.node,
+        }
         self.execute(connection, "register", values)
 
     def of(self, incarnation: int) -> "ClaimStatements":
@@ -99,10 +111,14 @@ class ClaimStatements(Executor):
             return self.settle(connection, done) if done else [], self._suspect(connection, request)
         settled = [finished.claim for finished in done]
         values = {**self._completions(done), **self._limits(request)}
-        cursor = self.execute(connection, "settle_and_claim", values, prepare=True, binary=True)
+        name = "settle_and_claim"
+        if request.lanes is not None:
+            name = "settle_and_claim_with_lanes"
+            values |= self._limits_of_lanes(request, request.lanes)
+        cursor = self.execute(connection, name, values, prepare=True, binary=True)
         rows = cursor.fetchall()
         claims: list[Claim] = []
-        for each in results_of(rows, prefetched=not request.free):
+        for each in results_of(rows, ClaimPart.FREE if request.free else ClaimPart.PREFETCH):
             result(each)
             claims += each.claims
         claims.sort(key=_PRIORITY_AND_ID)
@@ -130,6 +146,32 @@ class ClaimStatements(Executor):
             "most_losses": self._scope.value[1],
             "lease": self.lease,
         }
+
+    def _limits_of_lanes(self, request: ClaimRequest, lanes: LaneRequest) -> dict[str, object]:
+        domains, types = _names(lanes.types)
+        quick_domains, quick_types = _names(lanes.quick_types)
+        return {
+            "stray_floors": whole(lows(lanes.floors, request.queues)),
+            "stray_below": lanes.below,
+            "stray_types": texts(lanes.types),
+            "strays": MAX_STRAYS,
+            "lane_domains": domains,
+            "lane_types": types,
+            "quick_lane_domains": quick_domains,
+            "quick_lane_types": quick_types,
+            "shared": texts(lanes.shared),
+            "lanes": lanes.free,
+            "lanes_ahead": lanes.prefetch,
+            "node": self.node,
+        }
+
+    def limited_types(self, connection: Connection) -> tuple[int | None, list[str], list[str]]:
+        """The number of changes of limits, None while one is being made; those of the node's types
+        that have limits, and the names of limits that they share."""
+        number = self.value(connection, "committed_limits")
+        row = self.row(connection, "read_limited_types", types=self.types)
+        assert row is not None
+        return number, *row
 
     def plan(self, connection: Connection) -> None:
         """Lets a new session plan the leaders' statement, which takes 10 ms, by settling a claim
@@ -349,3 +391,9 @@ def _storable(connection: Connection, done: Sequence[Finished]) -> Sequence[Fini
     if connection.info.parameter_status("server_encoding") in (None, "UTF8"):
         return done
     return [finished._replace(outcome=with_ascii_texts(finished.outcome)) for finished in done]
+
+
+def _names(types: Sequence[str]) -> tuple[str, str]:
+    """Arrays of the domains and of the types of "domain type"."""
+    pairs = [name.split(" ") for name in types]
+    return texts([domain for domain, _ in pairs]), texts([type for _, type in pairs])

@@ -21,11 +21,13 @@ from functools import partial
 
 import psycopg
 
+from cmdbus.board.counters import Counter
 from cmdbus.board.records import Phase
 from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_CLAIM, failpoint
 from cmdbus.worker.claims.claim import (
     Claim,
+    ClaimPart,
     ClaimRequest,
     ClaimResult,
     Connection,
@@ -40,6 +42,7 @@ from cmdbus.worker.pipeline.adoption import Adoption
 from cmdbus.worker.pipeline.batch_transitions import BatchTransitions
 from cmdbus.worker.pipeline.handled_types import HandledTypes
 from cmdbus.worker.pipeline.in_flight import InFlight
+from cmdbus.worker.pipeline.limited_types import LimitedTypes
 from cmdbus.worker.pipeline.local_queue import LEADERSHIP, LocalQueue
 from cmdbus.worker.pipeline.narrowing import Narrowing
 from cmdbus.worker.pipeline.prefetch_policy import PrefetchPolicy
@@ -74,6 +77,7 @@ class Leader:
         self._types = defaultdict[str, list[str]](list)
         for name in setup.statements.types:
             self._types[name.split(" ")[0]].append(name)
+        self._limited_types = LimitedTypes(setup.statements)
         self._narrowing = Narrowing(setup.statements)
         self.adoption = Adoption(setup.statements, in_flight, setup.claim_bytes)
         self._in_flight, self._queue, self._unsettled = in_flight, queue, unsettled
@@ -88,6 +92,8 @@ class Leader:
         self._quick, self._quick_floors = set[str](), Floors()
         #: The latest claim may have left something that it could have taken.
         self._has_more = False
+        #: A byte of the pipe ended the latest wait.
+        self._was_woken = False
         #: The latest warning, which is not repeated.
         self._last_warning = ""
         #: Errors of the latest round trips, if all failed for a reason other than the database.
@@ -107,6 +113,8 @@ class Leader:
             self._statements.register(connection)
             self._statements.plan(connection)
             thread.registered = thread.connection.session
+        if self._limited_types.must_be_read:
+            self._limited_types.read(connection)
 
     def lead(self, thread: WorkerThread) -> bool:
         """Settles and claims, and waits while there is nothing to claim; then puts the leadership
@@ -147,6 +155,7 @@ class Leader:
         if self.adoption.sessions_in_doubt and self.adoption.is_due:
             self._adopt(thread)
         self._waiter.before_claim()
+        was_woken, self._was_woken = self._was_woken, False
         try:
             found = self._make_round_trip(thread)
             self._batches.attend(thread.connection)
@@ -155,6 +164,9 @@ class Leader:
                 self.adoption.mark_in_doubt(thread.connection.session, error)
             raise
         # Adopted commands may wait for this very thread.
+        if was_woken and not found:
+            self._limited_types.doubt()
+        found = found or self._limited_types.must_be_read
         waits = not (found or self._queue) and thread.end()
         if waits:
             self._wait_for_work(thread)
@@ -208,12 +220,15 @@ class Leader:
         )
         self._has_more = len(claims) >= request.free
         now = time.monotonic()
+        has_more = False
         for result in looks:
-            if result.prefetched:
+            has_more = self._limited_types.looked(request, result, now) or has_more
+            if result.part is ClaimPart.PREFETCH:
                 self._quick_floors.looked(request.quick_floors, False, request.queues, result, now)
-            else:
+            elif result.part is ClaimPart.FREE:
                 self._has_more = self._turns.claimed(request, result, now)
                 self._floors.looked(request.floors, request.below, request.queues, result, now)
+        self._has_more = self._has_more or has_more
         return lost, claims
 
     def _note_claim(self, thread: WorkerThread, claims: list[Claim], began: float) -> None:
@@ -273,17 +288,19 @@ class Leader:
         floors = self._floors.for_claim(now)
         domains = self._turns.for_claim(now, all_domains=not floors)
         types = [name for domain in domains for name in self._types[domain]]
-        quick = [name for name in types if self._handled_types.is_quick(name)]
+        all_quick = {name for name in types if self._handled_types.is_quick(name)}
+        limited, types = self._limited_types.split(types)
+        quick = [name for name in types if name in all_quick]
         bytes_ = self._claim_bytes - self._in_flight.prefetched_bytes
         if bytes_ <= 0:
             room = 0  # until a thread has started some of it
         free = min(max(1, self._queue.threads - self._in_flight.unfinished_count), room)
-        ahead = min(self._prefetch.prefetch(bytes_), room - free) if quick else 0
-        if len(quick) == len(types):
+        ahead = min(self._prefetch.prefetch(bytes_), room - free) if all_quick else 0
+        if len(all_quick) == len(types) + len(limited):
             free, ahead = free + ahead, 0
         if quick != [name for name in types if name in self._quick]:
             self._quick_floors, self._quick = Floors(), self._quick.difference(types).union(quick)
-        return ClaimRequest(
+        request = ClaimRequest(
             free=free,
             prefetch=ahead,
             domains=domains,
@@ -294,6 +311,9 @@ class Leader:
             below=self._floors.below(now) and self._turns.reads_all(domains),
             quick_floors=self._quick_floors.for_claim(now),
         )
+        if limited:
+            return self._limited_types.request(limited, all_quick, request, now)
+        return request
 
     def _wait_for_work(self, thread: WorkerThread) -> None:
         """Outcomes of this worker that end the wait are settled, and the leader waits on."""
@@ -305,11 +325,14 @@ class Leader:
             thread.slot.enter(Phase.RESTING, time.monotonic_ns(), 0)
             source = self._waiter.wait_for_work(
                 busy=lambda: bool(self._unsettled or self._batches.due) or self.stopping.is_set(),
-                until=self._floors.look_again_at,
+                until=min(self._floors.look_again_at, self._limited_types.look_again_at),
             )
             if source is not None:
                 thread.slot.counters.add(source)
-            if source is not None or self.stopping.is_set() or not self._waiter.only_own():
+            self._was_woken = source is Counter.WAKEUPS_PIPE
+            # What has ended may have held places that others wait for.
+            claims = self._limited_types.any or not self._waiter.only_own()
+            if source is not None or self.stopping.is_set() or claims:
                 return
             self._unsettled.settle(thread.connection, thread.slot, self._unsettled.take())
             self._batches.attend(thread.connection)

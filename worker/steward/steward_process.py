@@ -15,6 +15,7 @@ from cmdbus.clock import time
 from cmdbus.database import dsn as dsns
 from cmdbus.database import schema as schemas
 from cmdbus.database import statements
+from cmdbus.database.session_names import node_number
 from cmdbus.errors import SchemaError
 from cmdbus.exits import Exit, cannot_start_thread
 from cmdbus.registry import HandlerRegistry
@@ -47,6 +48,7 @@ class StewardProcess:
         self._node = node
         domains = [d for d in registry.domains if not settings.domains or d in settings.domains]
         self._statements = ClaimStatements(settings.schema, settings.timeouts.lease)
+        self._statements.node = node_number(node.parent)
         self._statements.types = [f"{h.domain} {h.type}" for h in registry if h.domain in domains]
         self._steward = Steward(
             node,

@@ -73,7 +73,7 @@ class Timers:
             renewed = min(seen.lease_ends, self._statements.renewal_seconds)
             seen = seen._replace(lease_ends=renewed)
         self.seen = seen
-        timers = seen.due, seen.expires, seen.lease_ends
+        timers = seen.due, seen.expires, seen.lease_ends, seen.opens
         if min(timers) > 0:
             self._locked_pauses.reset()
             return min(timers)
@@ -82,10 +82,12 @@ class Timers:
         return min(*(max(seconds, pause) for seconds in timers), seen.next_due, seen.next_expires)
 
     def wakes_no_worker_within(self, seconds: float) -> bool:
-        """By the latest reading: commands are due or expire within this time, and no lease ends."""
+        """By the latest reading: commands are due or expire within this time, but no lease ends and
+        no rate lets a command start."""
         if self._moved:
             return True
-        return min(self.seen.due, self.seen.expires) <= seconds < self.seen.lease_ends
+        wakes = min(self.seen.lease_ends, self.seen.opens)
+        return min(self.seen.due, self.seen.expires) <= seconds < wakes
 
     def _read(self, connection: Connection, leases: bool, own: Collection[int]) -> TimerReading:
         """Leaves pauses between readings of leases that take many pages."""
@@ -93,7 +95,12 @@ class Timers:
 
         def read(leases: bool) -> TimerReading:
             row = self._statements.row(
-                connection, "read_timers", **values, leases=leases, losses=SUSPECT_LOSSES
+                connection,
+                "read_timers",
+                **values,
+                leases=leases,
+                losses=SUSPECT_LOSSES,
+                node=self._statements.node,
             )
             assert row is not None
             return TimerReading._make(inf if value is None else value for value in row)

@@ -2,7 +2,8 @@
 
 -- name: register
 -- Executed for each new connection: a server restored to an earlier point has no such row.
-INSERT INTO {schema}.incarnation (id, worker, lease) VALUES (%(incarnation)s, %(worker)s, %(lease)s)
+INSERT INTO {schema}.incarnation (id, worker, lease, node)
+VALUES (%(incarnation)s, %(worker)s, %(lease)s, %(node)s)
 ON CONFLICT DO NOTHING;
 
 -- name: settle_and_claim
@@ -29,6 +30,33 @@ FROM {schema}.complete(
             CASE WHEN s.lost IS NOT NULL THEN %(ahead)s::integer END, 0, %(bytes_ahead)s,
             %(most_losses)s::smallint, %(claimer)s, %(lease)s)
     ) c ON true;
+
+-- name: settle_and_claim_with_lanes
+-- The same for a worker some of whose types have limits.
+SELECT s.lost, c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts,
+    c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited,
+    c.batch_id, c.caller, c.ctid::text
+FROM {schema}.complete(
+        %(ctids)s::tid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(command_ids)s::uuid[],
+        %(claimer)s, %(max_attempts)s::smallint[], %(results)s::json[],
+        %(batch_ids)s::uuid[]) s (lost)
+    LEFT JOIN LATERAL {schema}.claim_with_lanes(
+        %(claim_domains)s::text[], %(claim_priorities)s::smallint[], %(floors)s::bigint[],
+        %(below)s, %(types)s::text[], CASE WHEN s.lost IS NOT NULL THEN %(free)s::integer END,
+        %(bytes)s, %(quick_floors)s::bigint[], %(quick_types)s::text[], %(ahead)s, %(bytes_ahead)s,
+        %(most_losses)s::smallint, %(claimer)s, %(lease)s, %(stray_floors)s::bigint[],
+        %(stray_below)s, %(stray_types)s::text[], %(strays)s, %(lane_domains)s::text[], %(lane_types)s::text[],
+        %(shared)s::text[], %(lanes)s, %(quick_lane_domains)s::text[],
+        %(quick_lane_types)s::text[], %(lanes_ahead)s, %(node)s
+    ) c ON true;
+
+-- name: read_limited_types
+-- Those of these types that have limits, and the names of the limits that several types share.
+SELECT {schema}.limited_types(%(types)s::text[]), ARRAY(
+    SELECT DISTINCT s.name FROM unnest(%(types)s::text[]) t (name),
+        LATERAL {schema}.limits_of(split_part(t.name, ' ', 1), split_part(t.name, ' ', 2)) l,
+        unnest(l.shared) s (name)
+    ORDER BY s.name);
 
 -- name: settle
 -- With a marker, inside a handler's transaction: NULL if that has ended or has another isolation

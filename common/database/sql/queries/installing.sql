@@ -62,8 +62,8 @@ GRANT SELECT ON {schema}.migration TO {role};
 -- May run commands, operate, send and read; may remove history only by retain_day and
 -- retain_domain.
 GRANT SELECT, INSERT, UPDATE, DELETE ON
-    {schema}.ready, {schema}.scheduled, {schema}.limited, {schema}.lease, {schema}.waiter,
-    {schema}.node
+    {schema}.ready, {schema}.scheduled, {schema}.limited, {schema}.lane, {schema}.shared_state,
+    {schema}.turn, {schema}.lease, {schema}.waiter, {schema}.node
     TO {role};
 GRANT SELECT, INSERT ON
     {schema}.troubleshooting, {schema}.finished, {schema}.event, {schema}.incarnation,
@@ -75,7 +75,8 @@ GRANT SELECT ON
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set
     TO {role};
 GRANT SELECT, UPDATE ON SEQUENCE
-    {schema}.armed, {schema}.alarm, {schema}.patience, {schema}.longer_patience TO {role};
+    {schema}.armed, {schema}.alarm, {schema}.patience, {schema}.longer_patience,
+    {schema}.limited_lane_position_seq TO {role};
 GRANT SELECT ON SEQUENCE
     {schema}.ready_id_seq, {schema}.scheduled_id_seq, {schema}.event_id_seq,
     {schema}.domain_event_id_seq, {schema}.tally_id_seq, {schema}.limits TO {role};

@@ -14,8 +14,8 @@ LISTEN {channel}_pause;
 -- Seconds until the first scheduled command is due, not positive while another session has locked
 -- it, until the next lease of other claimers ends, and until that of an own one does; whether a
 -- suspect waits; how full the server's queue of notifications is, from 0 to 1; the number of pages
--- of ready that this has read; seconds until the first command that is not due yet; and those until
--- commands expire, see next_expiry.
+-- of ready that this has read; seconds until the first command that is not due yet; those until
+-- commands expire, see next_expiry; and those until a rate lets a command start.
 SELECT
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
@@ -25,7 +25,12 @@ SELECT
     pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - began.pages,
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) AND due_at > now() ORDER BY due_at, id LIMIT 1)::double precision,
-    expiry.due, expiry.next
+    expiry.due, expiry.next,
+    {schema}.next_opening(
+        ARRAY(SELECT split_part(t, ' ', 1) FROM unnest(%(types)s::text[]) t),
+        ARRAY(SELECT split_part(t, ' ', 2) FROM unnest(%(types)s::text[]) t),
+        ARRAY(SELECT name FROM {schema}.limit_in_force WHERE starts_per_second IS NOT NULL),
+        %(node)s, clock_timestamp())
 FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS pages) began
     LEFT JOIN LATERAL (
         SELECT * FROM {schema}.next_lease_ends(%(domains)s, %(types)s, %(own)s::bigint[])

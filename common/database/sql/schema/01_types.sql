@@ -39,7 +39,18 @@ CREATE TYPE {schema}.claimed AS (
     ctid tid
 );
 
+-- Names a lane; the priority is that of a command of it. See 14_lanes.sql.
+CREATE TYPE {schema}.lane_key AS (domain text, type text, key text, priority smallint);
+
+-- A lane while a claim has it locked. room: the number of commands that it can take.
+CREATE TYPE {schema}.locked_lane AS (
+    domain text, type text, key text, turn bigint, next_start timestamptz, concurrency integer,
+    per_second double precision, burst integer, ordered boolean, blocks boolean, shared text[],
+    running integer, room integer, rate_room integer, first_priority smallint
+);
+
 -- Another role's operator on such a type would match better than PostgreSQL's own.
 REVOKE USAGE ON DOMAIN {schema}.name, {schema}.payload, {schema}.finite_time, {schema}.priority,
     {schema}.attempt_limit, {schema}.key, {schema}.remark FROM PUBLIC;
-REVOKE USAGE ON TYPE {schema}.claimed, {schema}.request FROM PUBLIC;
+REVOKE USAGE ON TYPE {schema}.claimed, {schema}.request, {schema}.lane_key,
+    {schema}.locked_lane FROM PUBLIC;

@@ -77,7 +77,8 @@ AS $$
         AND mode IN ('RowShareLock', 'RowExclusiveLock')
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND relation IN ('{schema}.ready'::regclass, '{schema}.scheduled'::regclass,
-                         '{schema}.domain'::regclass)
+                         '{schema}.domain'::regclass, '{schema}.limited'::regclass,
+                         '{schema}.turn'::regclass, '{schema}.lane'::regclass)
         AND pid IS DISTINCT FROM pg_backend_pid()
 $$;
 
@@ -114,7 +115,8 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
     IF (SELECT last_value FROM {schema}.armed) <> 0 THEN
-        PERFORM {schema}.wake(domain) FROM (SELECT DISTINCT domain FROM arrived) d;
+        PERFORM {schema}.wake(domain)
+        FROM (SELECT DISTINCT domain FROM arrived WHERE claimer IS NULL) d;
     END IF;
     RETURN NULL;
 END

@@ -50,7 +50,10 @@ $$;
 -- The last row has no token and is no claim. It shows how far the claim has read: in every
 -- (domain, priority) before its own, or in all if it has none, no claimable row is left of the
 -- ids up to its id, except rows that others were inserting or had locked. Its column
--- waited is the number of pages read: one more column would be sent, as NULL, with each claim.
+-- waited is the number of pages read, and its column caller the number of changes of limits: one
+-- more column would be sent, as NULL, with each claim.
+--
+-- Without p_claimer nothing is claimed: the rows move into their lanes (see 14_lanes.sql).
 CREATE FUNCTION {schema}.claim(
     p_domains text[], p_priorities smallint[], p_floors bigint[], p_below boolean, p_types text[],
     p_count integer, p_least integer, p_bytes bigint, p_most_losses smallint, p_claimer bigint,
@@ -121,6 +124,7 @@ BEGIN
     END LOOP;
     last.id := seen_to;
     last.waited := pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - pages;
+    last.caller := pg_sequence_last_value('{schema}.limits'::regclass);
     IF ctids IS NULL THEN
         RETURN NEXT last;
         RETURN;
@@ -129,7 +133,7 @@ BEGIN
     IF weight > p_bytes THEN
         fit := greatest(p_least, {schema}.fitting(ctids, p_bytes));
     END IF;
-    IF NOT EXISTS (
+    IF p_claimer IS NOT NULL AND NOT EXISTS (
         SELECT FROM {schema}.lease l
         WHERE l.claimer = p_claimer AND l.ends_at BETWEEN present AND present + p_lease)
     THEN
@@ -141,6 +145,11 @@ BEGIN
     IF fit < cardinality(ctids) OR fit = p_count THEN
         SELECT r.domain, r.priority INTO last.domain, last.priority
         FROM {schema}.ready r WHERE r.ctid = ctids[least(fit + 1, cardinality(ctids))];
+    END IF;
+    IF p_claimer IS NULL THEN
+        PERFORM {schema}.move_into_lanes(ctids[:fit]);
+        RETURN NEXT last;
+        RETURN;
     END IF;
     RETURN QUERY
     UPDATE {schema}.ready r SET

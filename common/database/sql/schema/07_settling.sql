@@ -29,6 +29,7 @@ DECLARE
     found bigint[];
     settled bigint[] := '{}';
     lost bigint[] := '{}';
+    lanes {schema}.lane_key[];
 BEGIN
     IF cardinality(p_ids) = 0 THEN
         RETURN '{}';
@@ -43,7 +44,7 @@ BEGIN
             RETURNING r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
                 r.correlation_id, r.priority, r.attempts + 1 AS attempts, r.losses,
                 o.max_attempts, r.domain, r.type, r.data, r.batch_id, r.key, r.unique_key,
-                r.expires_at, o.result, o.position
+                r.expires_at, r.lane_position, o.result, o.position
         ), history AS (
             INSERT INTO {schema}.finished (
                 token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
@@ -54,8 +55,14 @@ BEGIN
                 key, unique_key, expires_at, 'COMPLETED'
             FROM gone
         )
-        SELECT array_agg(position) INTO found FROM gone;
+        SELECT array_agg(position), array_agg(
+            ROW(domain, type, key, priority)::{schema}.lane_key) FILTER (
+                WHERE lane_position IS NOT NULL)
+        INTO found, lanes FROM gone;
         settled := settled || found;
+        IF lanes IS NOT NULL THEN
+            PERFORM {schema}.leave_turns(lanes);
+        END IF;
         EXIT WHEN cardinality(settled) = cardinality(p_ids) OR pass = 2;
         -- Rows that have moved since the claim, as a renewal moves them. Locked, so that they
         -- do not move again.
@@ -97,6 +104,7 @@ AS $$
 DECLARE
     settled bigint[];
     lost bigint[] := '{}';
+    lanes {schema}.lane_key[];
     woken bigint;
 BEGIN
     WITH gone AS (
@@ -160,8 +168,13 @@ BEGIN
     )
     SELECT array_agg(position), count(
         CASE WHEN caller IS NOT NULL AND kind <> 'RETRY'
-             THEN {schema}.wake_caller(caller, command_id)::text END)
-    INTO settled, woken FROM gone;
+             THEN {schema}.wake_caller(caller, command_id)::text END),
+        array_agg(ROW(domain, type, key, priority)::{schema}.lane_key) FILTER (
+            WHERE lane_position IS NOT NULL)
+    INTO settled, woken, lanes FROM gone;
+    IF lanes IS NOT NULL THEN
+        PERFORM {schema}.leave_turns(lanes);
+    END IF;
     IF cardinality(settled) IS DISTINCT FROM cardinality(p_ids) THEN
         lost := ARRAY(SELECT n::bigint FROM generate_series(1, cardinality(p_ids)) n
                       WHERE settled IS NULL OR n <> ALL (settled));

@@ -70,14 +70,6 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
--- Called after each change of the limits in force, in its transaction.
-CREATE FUNCTION {schema}.limits_changed() RETURNS void
-LANGUAGE plpgsql VOLATILE
-AS $$
-BEGIN
-END
-$$;
-
 -- The latest declaration of each limit.
 CREATE FUNCTION {schema}.latest_limits() RETURNS SETOF {schema}.limit_declared
 LANGUAGE sql STABLE

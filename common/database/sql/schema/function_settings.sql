@@ -9,10 +9,12 @@ BEGIN
         SELECT p.oid::regprocedure, string_agg(kind.settings, ' ')
         FROM pg_proc p JOIN (VALUES
             -- Finds rows by key, whatever the statistics say.
-            ('add_to_batch advance_processes batch_keys cancel_batch cancel_in_batch'
-             ' cancel_process cancel_processes_of_batch claim claim_row claim_suspect complete'
-             ' count_process end_batch_now end_batches end_step expire expire_step explain'
-             ' find_due find_expired fitting fold_batch lock_processes lock_waiting next_expiry'
+            ('add_to_batch admit_from_lanes advance_processes batch_keys cancel_batch'
+             ' cancel_in_batch cancel_process cancel_processes_of_batch claim claim_in_lanes'
+             ' claim_row claim_suspect claim_with_lanes complete count_process count_shared'
+             ' end_batch_now end_batches end_step expire expire_step explain find_due find_expired'
+             ' fitting fold_batch leave_lanes let_wait_no_longer lock_lanes lock_processes'
+             ' lock_shared lock_waiting measure_lanes move_into_lanes next_expiry next_opening'
              ' note_lost promote release renew renew_claim'
              ' request_cancel resolve_keys resolve_own retain_day retain_processes'
              ' retain_unique retry_process set_aside settle signal_process start_batches'

@@ -1,0 +1,145 @@
+-- Lanes: how commands with a limit wait for it, and how workers claim them.
+--
+-- The commands of a type with one key are a lane (those without a key, too: its key is ''). They
+-- wait in limited, in front of a claim that finds a place for them: it moves their rows into ready
+-- and claims them at once. The place that a command holds is its row, so that no place is lost with
+-- a process: it is free when the row moves on. Only claims lock a lane, never a sender, whose
+-- transaction may last an hour; after the lock they count the rows anew, with a snapshot that shows
+-- what others have committed.
+--
+-- A claim looks only at lanes that have a turn. A turn is left by each transaction that adds to a
+-- lane or frees a place of it, and by a claim that leaves commands that it could have taken. A lane
+-- that is full, or that waits for its rate or for a shared limit, has none, and stands in no
+-- claim's way.
+
+-- Leaves a turn for each of these lanes; called by transactions that free a place.
+CREATE FUNCTION {schema}.leave_turns(p_lanes {schema}.lane_key[]) RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER
+AS $$
+    INSERT INTO {schema}.turn (domain, type, key, priority)
+    SELECT l.domain, l.type, coalesce(l.key, ''), min(l.priority)
+    FROM unnest(p_lanes) l GROUP BY 1, 2, 3
+$$;
+
+-- The trigger of limited: a turn for each lane that a statement adds to.
+CREATE FUNCTION {schema}.leave_turns_of_arrived() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+BEGIN
+    INSERT INTO {schema}.turn (domain, type, key, priority)
+    SELECT a.domain, a.type, coalesce(a.key, ''), min(a.priority)
+    FROM arrived a GROUP BY 1, 2, 3;
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER leave_turns AFTER INSERT ON {schema}.limited
+    REFERENCING NEW TABLE AS arrived
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.leave_turns_of_arrived();
+ALTER TABLE {schema}.limited ENABLE ALWAYS TRIGGER leave_turns;
+
+-- The trigger of turn, at the end of the transaction: wakes those that wait, unless the
+-- transaction itself has used the turn.
+CREATE FUNCTION {schema}.wake_for_turn() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+BEGIN
+    IF (SELECT last_value FROM {schema}.armed) & {schema}.domain_bit(NEW.domain) <> 0
+        AND EXISTS (
+            SELECT FROM {schema}.turn t
+            WHERE t.domain = NEW.domain AND t.type = NEW.type AND t.priority = NEW.priority
+                AND t.id = NEW.id)
+    THEN
+        PERFORM {schema}.wake(NEW.domain);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE CONSTRAINT TRIGGER wake AFTER INSERT ON {schema}.turn
+    DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION {schema}.wake_for_turn();
+ALTER TABLE {schema}.turn ENABLE ALWAYS TRIGGER wake;
+
+-- The limits of a type: of its own, or of its domain. No row: it has none.
+CREATE FUNCTION {schema}.limits_of(p_domain text, p_type text)
+RETURNS TABLE (own text, shared text[])
+LANGUAGE sql STABLE
+AS $$
+    SELECT t.own, t.shared FROM {schema}.limited_type t
+    WHERE t.domain = p_domain AND t.type IN (p_type, '')
+    ORDER BY t.type DESC LIMIT 1
+$$;
+
+-- Those of these types ('domain type') that have a limit, or commands that still wait as if they
+-- had one.
+CREATE FUNCTION {schema}.limited_types(p_types text[]) RETURNS text[]
+LANGUAGE sql STABLE SECURITY DEFINER
+AS $$
+    SELECT coalesce(array_agg(t.name), '{}') FROM (
+        SELECT name, split_part(name, ' ', 1) AS domain, split_part(name, ' ', 2) AS type
+        FROM unnest(p_types) n (name)) t
+    WHERE EXISTS (SELECT FROM {schema}.limits_of(t.domain, t.type))
+        OR EXISTS (SELECT FROM {schema}.limited w WHERE w.domain = t.domain AND w.type = t.type)
+$$;
+
+-- Moves commands of ready into their lanes: those whose senders knew of no limit, retries that are
+-- due, and claims that were released or lost. Called by claim, which has locked them.
+CREATE FUNCTION {schema}.move_into_lanes(p_ctids tid[]) RETURNS void
+LANGUAGE sql VOLATILE
+AS $$
+    WITH gone AS (
+        DELETE FROM {schema}.ready r WHERE r.ctid = ANY (p_ctids) RETURNING r.*
+    )
+    INSERT INTO {schema}.limited (
+        token, losses, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+        attempts, max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id,
+        caller, key, unique_key, lane_position, expires_at)
+    SELECT token, losses + (claimer IS NOT NULL)::integer, claimed_at, created_at, due_at,
+        command_id, correlation_id, priority, attempts, max_attempts, domain, type, reply_to, data,
+        error_code, error_message, batch_id, caller, key, unique_key,
+        coalesce(lane_position, nextval('{schema}.limited_lane_position_seq')), expires_at
+    FROM gone ORDER BY priority, id
+$$;
+
+-- Gives each lane in which commands wait a turn, as its limits may have changed, and lets running
+-- commands of types that have a limit now hold places. Called where limits change.
+CREATE FUNCTION {schema}.limits_changed() RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    UPDATE {schema}.ready r SET lane_position = nextval('{schema}.limited_lane_position_seq')
+    WHERE r.ctid = ANY (ARRAY(
+        SELECT q.ctid FROM {schema}.ready q
+        WHERE q.claimer IS NOT NULL AND q.lane_position IS NULL
+            AND EXISTS (SELECT FROM {schema}.limits_of(q.domain, q.type))
+        FOR UPDATE SKIP LOCKED));
+    UPDATE {schema}.lane l SET
+        opens_at = NULL, waits_for = NULL, waits_since = NULL, waits_priority = NULL
+    WHERE l.opens_at IS NOT NULL OR l.waits_for IS NOT NULL;
+    INSERT INTO {schema}.turn (domain, type, key, priority)
+    SELECT w.domain, w.type, coalesce(w.key, ''), min(w.priority)
+    FROM {schema}.limited w GROUP BY 1, 2, 3;
+END
+$$;
+
+-- Removes up to p_size lanes that nothing waits in and no rate remembers; called by stewards. Skips
+-- locked ones.
+CREATE FUNCTION {schema}.retain_lanes(p_size integer) RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    removed bigint;
+BEGIN
+    DELETE FROM {schema}.lane d WHERE d.ctid = ANY (ARRAY(
+        SELECT l.ctid FROM {schema}.lane l
+        WHERE l.next_start < clock_timestamp() AND l.opens_at IS NULL AND l.waits_for IS NULL
+            AND NOT EXISTS (SELECT FROM {schema}.limited w
+                            WHERE w.domain = l.domain AND w.type = l.type
+                                AND coalesce(w.key, '') = l.key)
+        LIMIT p_size
+        FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    RETURN removed;
+END
+$$;

@@ -1,0 +1,540 @@
+-- Claims of workers in lanes; see 14_lanes.sql.
+
+-- Rows of ready that hold a place of a shared limit, counted up to p_most. p_node: only those of
+-- this node's workers.
+CREATE FUNCTION {schema}.count_shared(p_name text, p_most integer, p_node bigint)
+RETURNS integer
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT count(*)::integer FROM (
+        SELECT FROM {schema}.limited_type t, LATERAL (
+            SELECT r.claimer FROM {schema}.ready r
+            WHERE r.domain = t.domain AND r.lane_position IS NOT NULL
+                AND CASE WHEN t.type <> '' THEN r.type = t.type
+                    ELSE NOT EXISTS (SELECT FROM {schema}.limited_type o
+                                     WHERE o.domain = r.domain AND o.type = r.type) END) r
+        WHERE p_name = ANY (t.shared)
+            AND (p_node IS NULL OR EXISTS (
+                SELECT FROM {schema}.incarnation i WHERE i.id = r.claimer AND i.node = p_node))
+        LIMIT p_most) places
+$$;
+
+-- How many starts a rate allows now, at most its burst. A time beyond that burst is from before the
+-- clock was set back.
+CREATE FUNCTION {schema}.starts_allowed(
+    p_next_start timestamptz, p_per_second double precision, p_burst integer, p_now timestamptz
+) RETURNS integer
+LANGUAGE sql IMMUTABLE
+RETURN CASE WHEN p_per_second IS NULL THEN 2147483647
+    WHEN p_next_start <= p_now THEN p_burst
+    ELSE greatest(0, p_burst - ceil(least(p_burst, extract(epoch FROM p_next_start - p_now)
+                                          * p_per_second) - 1e-6))::integer END;
+
+-- When the next start is due after p_count more.
+CREATE FUNCTION {schema}.start_after(
+    p_next_start timestamptz, p_per_second double precision, p_burst integer, p_now timestamptz,
+    p_count integer
+) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE
+RETURN CASE WHEN p_per_second IS NULL THEN p_next_start
+    ELSE least(greatest(p_next_start, p_now),
+               p_now + make_interval(secs => p_burst / p_per_second))
+        + make_interval(secs => p_count / p_per_second) END;
+
+-- When a rate allows a start again.
+CREATE FUNCTION {schema}.opening_time(
+    p_next_start timestamptz, p_per_second double precision, p_burst integer
+) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE
+RETURN p_next_start - make_interval(secs => (p_burst - 1) / p_per_second);
+
+-- Locks the states of these shared limits, in their order, and returns their room: the number of
+-- commands that can take a place and start. Waits for claims that have them locked, for as long as
+-- those run.
+CREATE FUNCTION {schema}.lock_shared(p_names text[], p_node bigint, p_most integer)
+RETURNS integer[]
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    INSERT INTO {schema}.shared_state (name, node)
+    SELECT f.name, CASE WHEN f.per_node THEN p_node ELSE 0 END
+    FROM {schema}.limit_in_force f
+    WHERE f.name = ANY (p_names) AND NOT EXISTS (
+        SELECT FROM {schema}.shared_state s
+        WHERE s.name = f.name AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END)
+    ORDER BY 1 ON CONFLICT DO NOTHING;
+    PERFORM FROM {schema}.shared_state s
+    WHERE s.name = ANY (p_names) AND s.node IN (0, p_node)
+    ORDER BY s.name, s.node FOR UPDATE;
+    -- A second statement: its snapshot shows what was committed before the locks were taken.
+    RETURN ARRAY(
+        SELECT least(
+            p_most,
+            coalesce(f.concurrency - {schema}.count_shared(
+                f.name, f.concurrency, CASE WHEN f.per_node THEN p_node END), p_most),
+            {schema}.starts_allowed(s.next_start, f.starts_per_second, f.burst, clock_timestamp()))
+        FROM unnest(p_names) WITH ORDINALITY n (name, place)
+        LEFT JOIN {schema}.limit_in_force f ON f.name = n.name
+        LEFT JOIN {schema}.shared_state s
+            ON s.name = f.name AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END
+        ORDER BY n.place);
+END
+$$;
+
+-- Counts starts by the rates of shared limits that this session has locked.
+CREATE FUNCTION {schema}.count_shared_starts(
+    p_names text[], p_counts integer[], p_node bigint, p_now timestamptz
+) RETURNS void
+LANGUAGE sql VOLATILE
+AS $$
+    UPDATE {schema}.shared_state s SET
+        next_start = {schema}.start_after(s.next_start, f.starts_per_second, f.burst, p_now, n.count)
+    FROM unnest(p_names, p_counts) n (name, count), {schema}.limit_in_force f
+    WHERE f.name = n.name AND f.starts_per_second IS NOT NULL AND n.count > 0
+        AND s.name = f.name AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END
+$$;
+
+-- Gives a turn to lanes that wait for these shared limits, as many as there is room for, the
+-- longest first; returns their number. Skips lanes that another claim has locked.
+CREATE FUNCTION {schema}.let_wait_no_longer(p_names text[], p_rooms integer[]) RETURNS integer
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    released integer;
+BEGIN
+    WITH waiting AS MATERIALIZED (
+        SELECT w.domain, w.type, w.key, w.waits_priority
+        FROM unnest(p_names, p_rooms) n (name, room), LATERAL (
+            SELECT l.domain, l.type, l.key, l.waits_priority FROM {schema}.lane l
+            WHERE l.waits_for = n.name
+            ORDER BY l.waits_for, l.waits_priority, l.waits_since
+            LIMIT greatest(n.room, 0)
+            FOR UPDATE SKIP LOCKED) w
+    ), released AS (
+        UPDATE {schema}.lane l SET waits_for = NULL, waits_since = NULL, waits_priority = NULL
+        FROM waiting w WHERE l.domain = w.domain AND l.type = w.type AND l.key = w.key
+    )
+    INSERT INTO {schema}.turn (domain, type, key, priority)
+    SELECT domain, type, key, waits_priority FROM waiting;
+    GET DIAGNOSTICS released = ROW_COUNT;
+    RETURN released;
+END
+$$;
+
+-- Locks lanes of these types that have a turn or whose rate lets them start again, and removes
+-- these turns. Skips turns and lanes that another claim has locked: it has an equal right to them,
+-- and those of the lanes stay.
+CREATE FUNCTION {schema}.lock_lanes(p_domains text[], p_types text[], p_most integer)
+RETURNS {schema}.locked_lane[]
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    places tid[];
+    keys {schema}.lane_key[];
+    turns bigint[];
+    lanes {schema}.locked_lane[];
+BEGIN
+    SELECT array_agg(t.place), array_agg(ROW(t.domain, t.type, t.key, t.priority)
+        ::{schema}.lane_key), array_agg(t.id)
+    INTO places, keys, turns
+    FROM (SELECT q.domain, q.type FROM unnest(p_domains, p_types) q (domain, type)
+          WHERE NOT EXISTS (
+              SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)) q, LATERAL (
+        SELECT v.* FROM (
+            SELECT u.ctid AS place, u.domain, u.type, u.key, u.priority, u.id
+            FROM {schema}.turn u
+            WHERE u.domain = q.domain AND u.type = q.type
+            ORDER BY u.domain, u.type, u.priority, u.id
+            LIMIT p_most
+            FOR UPDATE SKIP LOCKED) v
+        UNION ALL
+        (SELECT NULL, l.domain, l.type, l.key, 0, 0
+         FROM {schema}.lane l
+         WHERE l.domain = q.domain AND l.type = q.type AND l.opens_at <= clock_timestamp()
+         ORDER BY l.domain, l.type, l.opens_at
+         LIMIT p_most)) t;
+    IF keys IS NULL THEN
+        RETURN NULL;
+    END IF;
+    -- Sorted, so that claims that make the same lanes cannot deadlock.
+    INSERT INTO {schema}.lane (domain, type, key)
+    SELECT DISTINCT k.domain COLLATE "C", k.type COLLATE "C", k.key COLLATE "C" FROM unnest(keys) k
+    WHERE NOT EXISTS (SELECT FROM {schema}.lane l
+                      WHERE l.domain = k.domain AND l.type = k.type AND l.key = k.key)
+    ORDER BY 1, 2, 3
+    ON CONFLICT DO NOTHING;
+    lanes := ARRAY(
+        SELECT ROW(l.domain, l.type, l.key, k.turn, l.next_start, NULL, NULL, NULL, NULL, NULL,
+                   NULL, NULL, NULL, NULL, NULL)::{schema}.locked_lane
+        FROM (SELECT k.domain, k.type, k.key, min(k.turn) AS turn
+              FROM unnest(keys, turns) k (domain, type, key, priority, turn) GROUP BY 1, 2, 3) k,
+            LATERAL (
+                SELECT l.domain, l.type, l.key, l.next_start FROM {schema}.lane l
+                WHERE l.domain = k.domain AND l.type = k.type AND l.key = k.key
+                FOR UPDATE SKIP LOCKED) l);
+    DELETE FROM {schema}.turn t
+    WHERE t.ctid = ANY (ARRAY(
+        SELECT k.place
+        FROM unnest(places, keys) k (place, domain, type, key, priority)
+        WHERE (k.domain, k.type, k.key) IN (SELECT l.domain, l.type, l.key FROM unnest(lanes) l)));
+    RETURN lanes;
+END
+$$;
+
+-- Whether a command may start by its expiry: one that has begun does not expire.
+CREATE FUNCTION {schema}.has_not_expired(
+    p_expires_at timestamptz, p_claimed_at timestamptz, p_now timestamptz
+) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+RETURN p_expires_at IS NULL OR p_claimed_at IS NOT NULL OR p_expires_at > p_now;
+
+-- Adds to locked lanes their limits and their room: how many of their commands can start now. A
+-- statement of its own after the locks: its snapshot shows what others have admitted.
+CREATE FUNCTION {schema}.measure_lanes(p_lanes {schema}.locked_lane[], p_now timestamptz)
+RETURNS {schema}.locked_lane[]
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT ARRAY(
+        SELECT ROW(l.domain, l.type, l.key, l.turn, l.next_start, f.concurrency, f.starts_per_second,
+                   f.burst, f.ordered, f.on_trouble = 'block', coalesce(m.shared, '{}'),
+                   c.running,
+                   CASE WHEN f.ordered AND (c.running > 0 OR h.held) THEN 0
+                        WHEN f.ordered THEN least(1, c.rate_room)
+                        ELSE greatest(0, least(coalesce(f.concurrency - c.running, 2147483647),
+                                               c.rate_room)) END,
+                   c.rate_room, CASE WHEN f.ordered THEN h.priority ELSE 0 END
+            )::{schema}.locked_lane
+        FROM unnest(p_lanes) l
+        LEFT JOIN LATERAL {schema}.limits_of(l.domain, l.type) m ON true
+        LEFT JOIN {schema}.limit_in_force f ON f.name = m.own,
+        LATERAL (
+            SELECT (SELECT count(*)::integer FROM (
+                        SELECT FROM {schema}.ready r
+                        WHERE r.domain = l.domain AND r.type = l.type
+                            AND coalesce(r.key, '') = l.key AND r.lane_position IS NOT NULL
+                        LIMIT coalesce(f.concurrency, 1000)) places) AS running,
+                {schema}.starts_allowed(l.next_start, f.starts_per_second, f.burst, p_now) AS rate_room
+        ) c,
+        LATERAL (
+            -- An ordered lane is held by a command that waits for its retry or for an operator.
+            SELECT f.ordered AND (
+                EXISTS (SELECT FROM {schema}.scheduled s
+                        WHERE s.domain = l.domain AND s.type = l.type
+                            AND coalesce(s.key, '') = l.key AND s.lane_position IS NOT NULL)
+                OR f.on_trouble = 'block' AND EXISTS (
+                    SELECT FROM {schema}.troubleshooting t
+                    WHERE t.domain = l.domain AND t.type = l.type
+                        AND coalesce(t.key, '') = l.key AND t.lane_position IS NOT NULL)) AS held,
+            -- The priority of its first command in the order of sending.
+            CASE WHEN f.ordered THEN (
+                SELECT p.priority FROM generate_series(0, 10) p (priority), LATERAL (
+                    SELECT w.lane_position FROM {schema}.limited w
+                    WHERE w.domain = l.domain AND w.type = l.type
+                        AND coalesce(w.key, '') = l.key AND w.priority = p.priority
+                        AND {schema}.has_not_expired(w.expires_at, w.claimed_at, p_now)
+                    ORDER BY w.domain, w.type, coalesce(w.key, ''), w.priority, w.lane_position
+                    LIMIT 1) w
+                ORDER BY w.lane_position LIMIT 1)::smallint END AS priority
+        ) h)
+$$;
+
+-- Claims up to p_count commands of lanes of these types, of p_bytes of payload or just one. p_shared
+-- are the shared limits of these types, sorted. Commands of a higher priority come first, then those
+-- of the lanes with the fewest places taken, then those of the longest turn. Locks lanes until the
+-- transaction ends; waits only for the claims of the same shared limits.
+--
+-- The last row is no claim: its id is -1, and waited the seconds until a rate lets a lane start
+-- again, if that is known. Its attempts are 1 if it may have left commands that could start.
+CREATE FUNCTION {schema}.claim_in_lanes(
+    p_domains text[], p_types text[], p_shared text[], p_count integer, p_bytes bigint,
+    p_claimer bigint, p_lease interval, p_node bigint
+) RETURNS SETOF {schema}.claimed
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    last {schema}.claimed;
+    lanes {schema}.locked_lane[];
+    present timestamptz;
+    -- Of the shared limits: their room, and starts since it was counted.
+    rooms integer[] := '{}';
+    starts integer[];
+    released integer := 0;
+    -- Rows that can start: where they are, in which lane, their bytes.
+    ctids tid[];
+    owners integer[];
+    sizes bigint[];
+    chosen tid[];
+    chosen_owners integer[];
+    -- For each lane: the shared limit that keeps its next command.
+    blockers text[];
+    each_fetched integer;
+    taken integer := 0;
+    bytes bigint := 0;
+    is_full boolean := false;
+    place integer;
+    name text;
+BEGIN
+    IF p_count = 0 OR cardinality(p_types) = 0 THEN
+        RETURN;
+    END IF;
+    IF cardinality(p_shared) > 0 THEN
+        rooms := {schema}.lock_shared(p_shared, p_node, p_count);
+    END IF;
+    starts := array_fill(0, ARRAY[cardinality(p_shared)]);
+    FOR pass IN 1..1000 LOOP
+        IF cardinality(p_shared) > 0 THEN
+            released := {schema}.let_wait_no_longer(p_shared, rooms);
+        END IF;
+        lanes := {schema}.lock_lanes(p_domains, p_types, 2 * (p_count - taken) + 16);
+        EXIT WHEN coalesce(cardinality(lanes), 0) = 0;
+        present := clock_timestamp();
+        lanes := {schema}.measure_lanes(lanes, present);
+        each_fetched := ceil(2.0 * (p_count - taken) / cardinality(lanes));
+        SELECT array_agg(o.ctid ORDER BY o.priority, o.turn_of_lane, o.turn),
+            array_agg(o.lane ORDER BY o.priority, o.turn_of_lane, o.turn),
+            array_agg(o.bytes ORDER BY o.priority, o.turn_of_lane, o.turn)
+        INTO ctids, owners, sizes
+        FROM (
+            SELECT q.ctid, q.priority, q.bytes, l.turn, l.place::integer AS lane,
+                l.running + row_number() OVER (
+                    PARTITION BY l.place ORDER BY q.priority, q.lane_position) AS turn_of_lane
+            FROM unnest(lanes) WITH ORDINALITY l (
+                    domain, type, key, turn, next_start, concurrency, per_second, burst, ordered,
+                    blocks, shared, running, room, rate_room, first_priority, place), LATERAL (
+                SELECT w.ctid, w.priority, w.lane_position, pg_column_size(w.data) AS bytes
+                FROM {schema}.limited w
+                WHERE w.domain = l.domain AND w.type = l.type AND coalesce(w.key, '') = l.key
+                    AND w.priority >= l.first_priority
+                    AND {schema}.has_not_expired(w.expires_at, w.claimed_at, present)
+                ORDER BY w.domain, w.type, coalesce(w.key, ''), w.priority, w.lane_position
+                LIMIT least(l.room, each_fetched)
+                FOR UPDATE SKIP LOCKED) q
+        ) o;
+        chosen := '{}';
+        chosen_owners := '{}';
+        blockers := array_fill(NULL::text, ARRAY[cardinality(lanes)]);
+        <<rows>>
+        FOR i IN 1..coalesce(cardinality(ctids), 0) LOOP
+            IF taken >= p_count OR (taken > 0 AND bytes + sizes[i] > p_bytes) THEN
+                is_full := true;
+                EXIT;
+            END IF;
+            IF cardinality(p_shared) > 0 THEN
+                FOREACH name IN ARRAY lanes[owners[i]].shared LOOP
+                    place := array_position(p_shared, name);
+                    IF place IS NULL OR rooms[place] <= 0 THEN
+                        blockers[owners[i]] := coalesce(blockers[owners[i]], name);
+                        CONTINUE rows;
+                    END IF;
+                END LOOP;
+                FOREACH name IN ARRAY lanes[owners[i]].shared LOOP
+                    place := array_position(p_shared, name);
+                    rooms[place] := rooms[place] - 1;
+                    starts[place] := starts[place] + 1;
+                END LOOP;
+            END IF;
+            taken := taken + 1;
+            bytes := bytes + sizes[i];
+            chosen := chosen || ctids[i];
+            chosen_owners := chosen_owners || owners[i];
+        END LOOP;
+        IF cardinality(chosen) > 0 THEN
+            RETURN QUERY SELECT * FROM {schema}.admit_from_lanes(chosen, p_claimer, p_lease, present);
+        END IF;
+        PERFORM {schema}.leave_lanes(lanes, chosen_owners, blockers, each_fetched, is_full, present);
+        EXIT WHEN is_full OR taken >= p_count;
+    END LOOP;
+    IF taken > 0 THEN
+        PERFORM {schema}.note_lease(p_claimer, p_lease),
+            {schema}.count_shared_starts(p_shared, starts, p_node, present);
+    END IF;
+    last.id := -1;
+    last.attempts := (is_full OR taken >= p_count)::integer;
+    IF last.attempts = 0 THEN
+        last.waited := {schema}.next_opening(
+            p_domains, p_types, p_shared, p_node, '-infinity');
+    END IF;
+    RETURN NEXT last;
+END
+$$;
+
+-- Moves these rows of limited, which the caller has locked together with their lanes, into ready,
+-- claimed.
+CREATE FUNCTION {schema}.admit_from_lanes(
+    p_ctids tid[], p_claimer bigint, p_lease interval, p_now timestamptz
+) RETURNS SETOF {schema}.claimed
+LANGUAGE sql VOLATILE
+AS $$
+    WITH gone AS (
+        DELETE FROM {schema}.limited w USING unnest(p_ctids) WITH ORDINALITY c (ctid, place)
+        WHERE w.ctid = c.ctid
+        RETURNING w.*, c.place
+    )
+    INSERT INTO {schema}.ready AS r (
+        token, losses, claimer, claimed_at, lease_until, created_at, due_at, command_id,
+        correlation_id, priority, attempts, max_attempts, domain, type, reply_to, data, error_code,
+        error_message, batch_id, caller, key, unique_key, lane_position, expires_at)
+    SELECT token + 1, losses, p_claimer, p_now, clock_timestamp() + p_lease, created_at, due_at,
+        command_id, correlation_id, priority, attempts, max_attempts, domain, type, reply_to, data,
+        error_code, error_message, batch_id, caller, key, unique_key, lane_position, expires_at
+    FROM gone ORDER BY place
+    RETURNING r.domain::text, r.priority::smallint, r.id, r.token, r.command_id, r.type::text,
+        r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
+        r.reply_to::text, {schema}.finite(r.created_at),
+        extract(epoch FROM p_now
+            - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.batch_id,
+        r.caller, r.ctid
+$$;
+
+-- Notes what locked lanes wait for after a claim has taken commands of them: nothing, their rate, a
+-- shared limit, or another claim, to which it leaves a turn. A lane that is full gets one when a
+-- place is free. One whose next rows are locked, as if they were being canceled, is looked at again
+-- a second later.
+CREATE FUNCTION {schema}.leave_lanes(
+    p_lanes {schema}.locked_lane[], p_owners integer[], p_blockers text[], p_fetched integer,
+    p_is_full boolean, p_now timestamptz
+) RETURNS void
+LANGUAGE sql VOLATILE
+AS $$
+    WITH taken AS (
+        SELECT o.lane, count(*)::integer AS count FROM unnest(p_owners) o (lane) GROUP BY 1
+    ), after AS MATERIALIZED (
+        SELECT l.*, b.blocker, coalesce(t.count, 0) AS count, w.priority,
+            {schema}.start_after(l.next_start, l.per_second, l.burst, p_now, coalesce(t.count, 0))
+                AS start_then
+        FROM unnest(p_lanes) WITH ORDINALITY l (
+            domain, type, key, turn, next_start, concurrency, per_second, burst, ordered, blocks,
+            shared, running, room, rate_room, first_priority, place)
+        JOIN unnest(p_blockers) WITH ORDINALITY b (blocker, place) ON b.place = l.place
+        LEFT JOIN taken t ON t.lane = l.place
+        LEFT JOIN LATERAL (
+            SELECT w.priority FROM {schema}.limited w
+            WHERE w.domain = l.domain AND w.type = l.type AND coalesce(w.key, '') = l.key
+            ORDER BY w.domain, w.type, coalesce(w.key, ''), w.priority, w.lane_position
+            LIMIT 1) w ON true
+    ), judged AS MATERIALIZED (
+        SELECT a.*,
+            -- Only for lanes in which something waits.
+            CASE WHEN a.priority IS NULL THEN 'nothing'
+                 WHEN a.blocker IS NOT NULL THEN 'shared'
+                 WHEN a.count >= a.rate_room THEN 'rate'
+                 WHEN a.count >= a.room THEN 'place'
+                 WHEN p_is_full OR a.count >= p_fetched THEN 'turn'
+                 ELSE 'row' END AS waits
+        FROM after a
+    ), turns AS (
+        INSERT INTO {schema}.turn (domain, type, key, priority)
+        SELECT domain, type, key, priority FROM judged WHERE waits = 'turn'
+    )
+    UPDATE {schema}.lane l SET
+        next_start = CASE WHEN j.count > 0 THEN j.start_then ELSE l.next_start END,
+        opens_at = CASE j.waits
+            WHEN 'rate' THEN {schema}.opening_time(j.start_then, j.per_second, j.burst)
+            WHEN 'row' THEN p_now + interval '1 second' END,
+        waits_for = CASE j.waits WHEN 'shared' THEN j.blocker END,
+        waits_since = CASE j.waits WHEN 'shared' THEN j.turn END,
+        waits_priority = CASE j.waits WHEN 'shared' THEN j.priority END
+    FROM judged j
+    WHERE l.domain = j.domain AND l.type = j.type AND l.key = j.key
+        AND (l.opens_at IS NOT NULL OR l.waits_for IS NOT NULL
+             OR j.waits IN ('rate', 'row', 'shared') OR (j.count > 0 AND j.per_second IS NOT NULL))
+$$;
+
+-- Seconds until a rate lets one of these types start again, after p_after; NULL if none will.
+CREATE FUNCTION {schema}.next_opening(
+    p_domains text[], p_types text[], p_shared text[], p_node bigint, p_after timestamptz
+) RETURNS double precision
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT extract(epoch FROM min(o.opens_at) - clock_timestamp())::double precision FROM (
+        SELECT l.opens_at FROM unnest(p_domains, p_types) q (domain, type), LATERAL (
+            SELECT l.opens_at FROM {schema}.lane l
+            WHERE l.domain = q.domain AND l.type = q.type AND l.opens_at > p_after
+            ORDER BY l.domain, l.type, l.opens_at LIMIT 1) l
+        WHERE NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
+        UNION ALL
+        SELECT {schema}.opening_time(s.next_start, f.starts_per_second, f.burst)
+        FROM {schema}.limit_in_force f, {schema}.shared_state s
+        WHERE f.name = ANY (p_shared) AND f.starts_per_second IS NOT NULL AND s.name = f.name
+            AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END
+            AND {schema}.starts_allowed(s.next_start, f.starts_per_second, f.burst, clock_timestamp()) = 0
+            AND EXISTS (SELECT FROM {schema}.lane l WHERE l.waits_for = f.name)
+    ) o
+$$;
+
+-- Claims for a worker some of whose types (p_lane_types, of p_lane_domains) have limits: p_lanes of
+-- their lanes and, with what is left of p_free, of its other types (p_types), but what is more
+-- urgent than any lane before both. Then ahead of its threads, only what is quick: p_lanes_ahead and
+-- p_ahead. At first up to p_strays commands of limited types that are in ready move into their
+-- lanes.
+--
+-- The rows are those of several claims, each after a row whose id is -2 and whose attempts number
+-- the claim: 1 for the strays, 2 for lanes, 3 for p_free, 4 for p_ahead.
+CREATE FUNCTION {schema}.claim_with_lanes(
+    p_domains text[], p_priorities smallint[], p_floors bigint[], p_below boolean, p_types text[],
+    p_free integer, p_bytes bigint, p_quick_floors bigint[], p_quick_types text[],
+    p_ahead integer, p_bytes_ahead bigint, p_most_losses smallint, p_claimer bigint,
+    p_lease interval, p_stray_floors bigint[], p_stray_below boolean, p_stray_types text[],
+    p_strays integer,
+    p_lane_domains text[], p_lane_types text[], p_shared text[], p_lanes integer,
+    p_quick_lane_domains text[], p_quick_lane_types text[], p_lanes_ahead integer, p_node bigint
+) RETURNS SETOF {schema}.claimed
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    head {schema}.claimed;
+    free integer := p_free;
+    urgent smallint;
+    rows integer;
+BEGIN
+    head.id := -2;
+    head.attempts := 1;
+    RETURN NEXT head;
+    RETURN QUERY SELECT * FROM {schema}.claim(
+        p_domains, p_priorities, p_stray_floors, p_stray_below, p_stray_types, p_strays, 1,
+        p_bytes, p_most_losses, NULL, p_lease);
+    head.attempts := 3;
+    RETURN NEXT head;
+    SELECT min(t.priority) INTO urgent
+    FROM unnest(p_lane_domains, p_lane_types) q (domain, type), LATERAL (
+        SELECT u.priority FROM {schema}.turn u
+        WHERE u.domain = q.domain AND u.type = q.type
+        ORDER BY u.domain, u.type, u.priority LIMIT 1) t;
+    IF urgent > 0 THEN
+        RETURN QUERY
+        SELECT c.* FROM (
+            SELECT array_agg(q.domain ORDER BY q.place) AS domains,
+                array_agg(q.priority ORDER BY q.place) AS priorities,
+                array_agg(q.floor ORDER BY q.place) AS floors
+            FROM unnest(p_domains, p_priorities, p_floors)
+                WITH ORDINALITY q (domain, priority, floor, place)
+            WHERE q.priority < urgent) q, LATERAL {schema}.claim(
+                q.domains, q.priorities, q.floors, false, p_types, free, 1, p_bytes,
+                p_most_losses, p_claimer, p_lease) c
+        WHERE c.token IS NOT NULL;
+        GET DIAGNOSTICS rows = ROW_COUNT;
+        free := free - rows;
+    END IF;
+    head.attempts := 2;
+    RETURN NEXT head;
+    RETURN QUERY SELECT * FROM {schema}.claim_in_lanes(
+        p_lane_domains, p_lane_types, p_shared, least(free, p_lanes), p_bytes, p_claimer, p_lease,
+        p_node);
+    GET DIAGNOSTICS rows = ROW_COUNT;
+    free := free - greatest(0, rows - 1);
+    RETURN QUERY SELECT * FROM {schema}.claim_in_lanes(
+        p_quick_lane_domains, p_quick_lane_types, p_shared, p_lanes_ahead, p_bytes_ahead,
+        p_claimer, p_lease, p_node);
+    head.attempts := 3;
+    RETURN NEXT head;
+    RETURN QUERY SELECT * FROM {schema}.claim(
+        p_domains, p_priorities, p_floors, p_below, p_types,
+        CASE WHEN cardinality(p_types) > 0 THEN free ELSE 0 END, 1, p_bytes, p_most_losses,
+        p_claimer, p_lease);
+    head.attempts := 4;
+    RETURN NEXT head;
+    RETURN QUERY SELECT * FROM {schema}.claim(
+        p_domains, p_priorities, p_quick_floors, false, p_quick_types, p_ahead, 0, p_bytes_ahead,
+        p_most_losses, p_claimer, p_lease);
+END
+$$;
