@@ -43,6 +43,11 @@ ANALYZE cmdbus.batch_state, cmdbus.tally, cmdbus.finished, cmdbus.troubleshootin
 #: All that has finished is one batch.
 LARGE = """
 UPDATE cmdbus.finished SET batch_id = (SELECT min(batch_id::text)::uuid FROM cmdbus.batch_state)"""
+#: All batches are over, and what they have sent is gone.
+OLD = """
+UPDATE cmdbus.batch_state SET completed = total, completed_at = now() - interval '8 days',
+    on_complete = json_populate_record(NULL::cmdbus.request, json_build_object(
+        'domain', 'payments', 'type', 'Close', 'command_id', gen_random_uuid()))"""
 #: Rows that were read, by table.
 READ = """
 SELECT CASE WHEN relname LIKE 'finished%' THEN 'finished' ELSE relname::text END,
@@ -114,6 +119,20 @@ def test_the_end_of_a_batch_is_looked_for_in_its_own_lines(dsn: str) -> None:
             with reads(connection) as read:
                 connection.execute(f"SELECT cmdbus.{function}".encode(), (batch_id,))
             assert sum(read.values()) < 50, (function, read)
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_old_batches_are_removed_without_reading_the_queue(dsn: str, analyzed: bool) -> None:
+    with connect(dsn) as connection:
+        connection.execute(FILL)
+        connection.execute(OLD)
+        if analyzed:
+            connection.execute(ANALYZE)
+        with reads(connection) as read:
+            removed = connection.execute("SELECT cmdbus.retain_batches(100)").fetchall()
+        assert removed == [(100,)]
+        queue = ("ready", "scheduled", "limited", "troubleshooting", "finished")
+        assert sum(read[table] for table in queue) < 50, read
 
 
 @contextmanager

@@ -380,17 +380,26 @@ BEGIN
     WHERE NOT EXISTS (SELECT FROM {schema}.batch_state b
                       WHERE b.batch_id = t.batch_id AND b.completed_at IS NULL);
     DELETE FROM {schema}.batch_state WHERE batch_id = ANY (ARRAY(
-        SELECT b.batch_id FROM {schema}.batch_state b
-        LEFT JOIN {schema}.domain d ON d.name = b.domain
+        SELECT b.batch_id
+        FROM {schema}.batch_state b LEFT JOIN {schema}.domain d ON d.name = b.domain, LATERAL (
+            SELECT (r.request).domain::text AS domain, (r.request).command_id
+            FROM (SELECT CASE b.status WHEN 'CANCELED' THEN b.on_cancel ELSE b.on_complete END)
+                r (request)) sent
         WHERE b.completed_at < clock_timestamp()
             - greatest(coalesce(d.keep, interval '7 days'), interval '1 minute')
+            -- Each by its key: a join with the view of all commands reads all of ready.
             AND NOT EXISTS (
-                SELECT FROM {schema}.command c
-                WHERE c.domain = CASE b.status WHEN 'CANCELED' THEN (b.on_cancel).domain::text
-                                 ELSE (b.on_complete).domain::text END
-                    AND c.command_id = CASE b.status WHEN 'CANCELED' THEN (b.on_cancel).command_id
-                                       ELSE (b.on_complete).command_id END
-                    AND c.finished_at IS NULL)
+                SELECT FROM {schema}.ready q
+                WHERE q.domain || '' = sent.domain AND q.command_id = sent.command_id)
+            AND NOT EXISTS (
+                SELECT FROM {schema}.scheduled q
+                WHERE q.domain = sent.domain AND q.command_id = sent.command_id)
+            AND NOT EXISTS (
+                SELECT FROM {schema}.limited q
+                WHERE q.domain || '' = sent.domain AND q.command_id = sent.command_id)
+            AND NOT EXISTS (
+                SELECT FROM {schema}.troubleshooting q
+                WHERE q.domain = sent.domain AND q.command_id = sent.command_id)
         LIMIT p_size
         FOR UPDATE OF b SKIP LOCKED));
     GET DIAGNOSTICS removed = ROW_COUNT;
