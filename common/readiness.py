@@ -4,6 +4,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+#: Names of checks: what limits the app has, and that a start has declared them.
+LIMITS, DECLARED = "limits", "declaration"
+
 
 class Finding(StrEnum):
     """How a check ended; later ones are worse."""

@@ -2,12 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
-from cmdbus.checks import check_name, check_seconds
+from cmdbus.checks import check_name, check_seconds, did_you_mean
 from cmdbus.command import Command
 from cmdbus.errors import HandlerAlreadyRegisteredError
+from cmdbus.limits import Declaration, Limit, check_declared, handler_limit, shared_limit
 from cmdbus.retry import RetryPolicy
 
 #: Called with the command and its context; returns the command's result.
@@ -15,6 +16,8 @@ HandlerFunction = Callable[..., Any]
 F = TypeVar("F", bound=HandlerFunction)
 
 _MARKS = "_cmdbus_marks"
+#: The options of a handler that make a limit of its own.
+_LIMIT_OPTIONS = ("concurrency", "rate", "burst", "ordered", "on_trouble", "fair")
 
 
 class Group(Protocol):
@@ -34,17 +37,43 @@ class Group(Protocol):
 MakeGroup = Callable[[Sequence[Command], Any, str], Group]
 
 
+class HandlerOptions(TypedDict, total=False):
+    """What a handler may be registered with; None stands for the worker's default, or for no
+    limit. Limits hold for each key by itself, and for all commands of the type without one."""
+
+    timeout: float | None
+    #: Bounds one SQL statement in the handler's transaction.
+    statement_timeout: float | None
+    retry: RetryPolicy | None
+    #: Commands that may run at once, on all nodes.
+    concurrency: int | None
+    #: Starts in a time, like "100/min", and how many of them at once.
+    rate: str | None
+    burst: int | None
+    #: One at a time in the order of sending, retries included. While one is in troubleshooting,
+    #: `on_trouble` lets the others wait ("block", the default) or go on ("skip").
+    ordered: bool
+    on_trouble: str | None
+    #: Keys take turns.
+    fair: bool
+    #: Names of limits that the registry declares for several types.
+    limit: str | Sequence[str] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A function with its limits; None stands for the worker's default."""
+    """A function with its options: see HandlerOptions."""
 
     domain: str
     type: str
     function: HandlerFunction
+    _: KW_ONLY
     timeout: float | None = None
-    #: Bounds one SQL statement in the handler's transaction.
     statement_timeout: float | None = None
     retry: RetryPolicy | None = None
+    own_limit: Limit | None = None
+    #: Names.
+    shared_limits: tuple[str, ...] = ()
     #: The same for all types of a domain whose commands may be handled together.
     group: MakeGroup | None = field(default=None, repr=False)
     #: `retry`, or the default.
@@ -62,18 +91,12 @@ class Handler:
         object.__setattr__(self, "policy", self.retry or RetryPolicy())
 
 
-def handler(
-    domain: str,
-    type: str,
-    *,
-    timeout: float | None = None,
-    statement_timeout: float | None = None,
-    retry: RetryPolicy | None = None,
-) -> Callable[[F], F]:
+def handler(domain: str, type: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
     """Marks a method for `HandlerRegistry.register_instance`; the method stays as it is."""
+    _check_names(options)
 
     def mark(function: F) -> F:
-        made = domain, type, (timeout, statement_timeout, retry)
+        made = domain, type, options
         setattr(function, _MARKS, (*getattr(function, _MARKS, ()), made))
         return function
 
@@ -97,20 +120,16 @@ class HandlerRegistry:
         self._handlers: dict[tuple[str, str], Handler] = {}
         #: By domain and type.
         self._managers: dict[str, dict[str, Manager]] = {}
+        #: Limits that types share, by name, with the domain for all of whose types they are.
+        self._limits: dict[str, tuple[Limit, str | None]] = {}
 
     def handler(
-        self,
-        domain: str,
-        type: str,
-        *,
-        timeout: float | None = None,
-        statement_timeout: float | None = None,
-        retry: RetryPolicy | None = None,
+        self, domain: str, type: str, **options: Unpack[HandlerOptions]
     ) -> Callable[[F], F]:
         """Registers the decorated function, and returns it unchanged."""
 
         def decorate(function: F) -> F:
-            self._add([Handler(domain, type, function, timeout, statement_timeout, retry)])
+            self._add([_made(domain, type, function, options)])
             return function
 
         return decorate
@@ -120,21 +139,43 @@ class HandlerRegistry:
         domain: str,
         type: str,
         function: HandlerFunction,
-        *,
-        timeout: float | None = None,
-        statement_timeout: float | None = None,
-        retry: RetryPolicy | None = None,
+        **options: Unpack[HandlerOptions],
     ) -> None:
-        self._add([Handler(domain, type, function, timeout, statement_timeout, retry)])
+        self._add([_made(domain, type, function, options)])
+
+    def limit(
+        self,
+        name: str,
+        *,
+        domain: str | None = None,
+        concurrency: int | None = None,
+        rate: str | None = None,
+        burst: int | None = None,
+        per: str = "fleet",
+    ) -> None:
+        """Declares a limit for the commands of several types together, whatever their keys: of all
+        handlers with `limit=name`, and of all types of `domain`, if that is given.
+
+        `concurrency` is how many may run at once, `rate` how many may start in a time, like
+        "100/min", and `burst` how many of these at once; `per` is "fleet" (on all nodes together)
+        or "node" (on each).
+        """
+        check_name("limit", name)
+        if domain is not None:
+            check_name("domain", domain)
+        if name in self._limits:
+            raise ValueError(f"the limit {name} is declared twice: give each a name of its own")
+        made = shared_limit(name, concurrency=concurrency, rate=rate, burst=burst, per=per)
+        self._limits[name] = made, domain
 
     def register_instance(self, instance: object) -> None:
         """Registers the public methods marked with `handler`: all of them, or none."""
         found = [
-            Handler(domain, type_, getattr(instance, name), *limits)
+            _made(domain, type_, getattr(instance, name), options)
             for name in dir(type(instance))
             if not name.startswith("_")
             # Looked up on the class: properties of the instance must not run.
-            for domain, type_, limits in getattr(getattr(type(instance), name), _MARKS, ())
+            for domain, type_, options in getattr(getattr(type(instance), name), _MARKS, ())
         ]
         if not found:
             raise ValueError(
@@ -166,6 +207,18 @@ class HandlerRegistry:
     def domains(self) -> list[str]:
         return sorted({handler.domain for handler in self})
 
+    def limits(self) -> list[Declaration]:
+        """All that it declares; a ValueError if a handler has a limit that it does not declare."""
+        uses = {f"{each.domain} {each.type}": each.shared_limits for each in self}
+        check_declared(uses, self._limits)
+        own = [Declaration(f"{h.domain} {h.type}", h.own_limit) for h in self if h.own_limit]
+        return [*own, *(self._shared(name, uses) for name in self._limits)]
+
+    def _shared(self, name: str, uses: Mapping[str, Sequence[str]]) -> Declaration:
+        limit, domain = self._limits[name]
+        covers = sorted(type_ for type_, used in uses.items() if name in used)
+        return Declaration(name, limit, (*covers, domain) if domain else tuple(covers))
+
     def __iter__(self) -> Iterator[Handler]:
         return iter(self._handlers.values())
 
@@ -179,6 +232,38 @@ class HandlerRegistry:
                 raise HandlerAlreadyRegisteredError(new.domain, new.type, _name(present.function))
             added[new.domain, new.type] = new
         self._handlers = added
+
+
+def _made(domain: str, type: str, function: HandlerFunction, options: HandlerOptions) -> Handler:
+    _check_names(options)
+    given: dict[str, Any] = dict(options)
+    names = given.pop("limit", None)
+    limits = {name: given.pop(name) for name in _LIMIT_OPTIONS if name in given}
+    return Handler(
+        domain,
+        type,
+        function,
+        own_limit=handler_limit(f"{domain}/{type}", **limits),
+        shared_limits=_limit_names(names),
+        **given,
+    )
+
+
+def _check_names(options: HandlerOptions) -> None:
+    known = HandlerOptions.__annotations__
+    for name in options:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"there are {', '.join(known)}"
+            raise TypeError(f"a handler has no option {name!r}: {hint}")
+
+
+def _limit_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    if names is None:
+        return ()
+    listed = [names] if isinstance(names, str) else names
+    if not isinstance(listed, list | tuple):
+        raise ValueError(f"limit must be a limit's name or a list of names, not {names!r:.80}")
+    return tuple(dict.fromkeys(check_name("limit", name) for name in listed))
 
 
 def _check_callable(function: object, what: str) -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import signal
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from cmdbus.counting import count_of
 from cmdbus.errors import BoardError, CmdbusError
 from cmdbus.exits import Exit
 from cmdbus.logs import set_up
-from cmdbus.readiness import Finding, sentences
+from cmdbus.readiness import DECLARED, LIMITS, Check, Finding, sentences
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import reap_orphans, wait
 from cmdbus.supervisor.fleet import Fleet
@@ -240,7 +241,9 @@ class Supervisor:
         if self._stop_by is not None or self._preflight is not None:
             return
         try:
-            self._preflight = PreflightProcess(self._settings, close=self._fleet.descriptors)
+            self._preflight = PreflightProcess(
+                self._settings, declares=True, close=self._fleet.descriptors
+            )
         except OSError as error:
             logger.error("not reloaded, cannot start a process: %s", error.strerror)
             return
@@ -258,8 +261,18 @@ class Supervisor:
         if why:
             logger.error("not reloaded, the fleet goes on as it is: %s", why)
             return
+        self._log_limits(checks)
         logger.info("reloading: all processes are replaced, one after another")
         self._fleet.reload()
+
+    def _log_limits(self, checks: Sequence[Check]) -> None:
+        for check in checks:
+            if check.name == LIMITS and check.finding is Finding.WARNING:
+                logger.warning("%s", check)
+        names = {check.name for check in checks}
+        if LIMITS in names and DECLARED not in names:
+            away = sentences(checks, Finding.AWAY)
+            logger.warning("the limits of the app are not declared: %s; reload again later", away)
 
     def _close_preflight(self) -> None:
         if self._preflight is not None:

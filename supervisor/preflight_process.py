@@ -30,6 +30,7 @@ def run_preflight(
     settings: Settings,
     timeout: float = BOOT_SECONDS,
     *,
+    declares: bool = False,
     wake: Sequence[int] = (),
     on_wake: Callable[[], None] = lambda: None,
     close: Iterable[int] = (),
@@ -37,7 +38,7 @@ def run_preflight(
     """The checks that the preflight makes within `timeout` seconds. `on_wake` is called when one
     of the descriptors `wake` is readable."""
     try:
-        preflight = PreflightProcess(settings, timeout, close=close)
+        preflight = PreflightProcess(settings, timeout, declares=declares, close=close)
     except OSError as error:
         reason = f"cannot start a process ({error.strerror})"
         if error.errno in (errno.ENOSYS, errno.EPERM):
@@ -59,10 +60,11 @@ class PreflightProcess:
         settings: Settings,
         timeout: float = BOOT_SECONDS,
         *,
+        declares: bool = False,
         close: Iterable[int] = (),
     ) -> None:
-        """`close`: descriptors that the child must not keep, nor a daemon that the application
-        starts there."""
+        """`declares`: a fleet starts, whose limits are declared. `close`: descriptors that the
+        child must not keep, nor a daemon that the application starts there."""
         self._settings = settings
         self._timeout = timeout
         self._received = b""
@@ -73,7 +75,9 @@ class PreflightProcess:
         self.pipe, writer = os.pipe()
         os.set_blocking(self.pipe, False)
         try:
-            self.child = fork(lambda: _run(settings, writer, timeout), close=[self.pipe, *close])
+            self.child = fork(
+                lambda: _run(settings, writer, timeout, declares), close=[self.pipe, *close]
+            )
         except OSError:
             os.close(self.pipe)
             raise
@@ -139,7 +143,7 @@ def _decoded(line: bytes) -> Check:
     return Check(**{**fields, "finding": Finding(fields["finding"])})
 
 
-def _run(settings: Settings, pipe: int, timeout: float) -> int:
+def _run(settings: Settings, pipe: int, timeout: float, declares: bool) -> int:
     """In the child. An alarm ends it if its parent cannot."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.alarm(math.ceil(timeout + _ALARM_SECONDS))
@@ -149,7 +153,7 @@ def _run(settings: Settings, pipe: int, timeout: float) -> int:
 
     with os.fdopen(pipe, "wb", buffering=0) as lines:
         try:
-            for check in preflight(settings):
+            for check in preflight(settings, declares=declares):
                 lines.write(_encoded(check))
         except OSError as error:  # no descriptor is left, or no memory
             away = f"the checks cannot go on ({error.strerror})"

@@ -158,6 +158,7 @@ def pass_preflight(
         probes.expect(BOOT_SECONDS + _AWAY_SECONDS + _SPARE_SECONDS, away=bool(text))
         checks = run_preflight(
             settings,
+            declares=True,
             wake=[signals.descriptor],
             on_wake=lambda: _exit_if_stopped(signals),
             close=close,

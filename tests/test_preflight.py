@@ -189,7 +189,7 @@ def test_the_sessions_of_others_are_a_warning_and_a_full_house_is_waited_for(
 def test_a_role_without_a_workers_rights_is_refused_with_the_command_that_grants_them(
     guarded: Guarded,
 ) -> None:
-    for grants, text in (((), "lacks USAGE on"), (("producer",), "lacks [A-Z]+ on [a-z]+, ")):
+    for grants, text in (((), "lacks USAGE on"), (("producer",), "lacks [A-Z]+ on [a-z_]+, ")):
         with guarded.role(*grants) as dsn:
             name = conninfo_to_dict(dsn)["user"]
             found = checks(dsn)["rights"]

@@ -32,6 +32,7 @@ from cmdbus.worker.claims.connections import PooledConnections
 from cmdbus.worker.claims.pools import HEADROOM, Pool, check_pool, complete, open_pool, parts_of
 from cmdbus.worker.claims.rejections import lacks_a_right, reason
 from cmdbus.worker.claims.settlement import make_partitions
+from cmdbus.worker.declaring import declare_and_warn
 from cmdbus.worker.drain import RELEASE_SECONDS, Drain
 from cmdbus.worker.housekeeping import Housekeeping
 from cmdbus.worker.monkey_patches import patched
@@ -94,6 +95,8 @@ class Worker:
         self._timeouts = timeouts or Timeouts()
         self._claim_bytes = check_whole("claim_bytes", claim_bytes, 1)
         self._statements = _claim_statements(schema, self._timeouts.lease, node, name)
+        #: The name under which a standalone worker declares limits: the same after a restart.
+        self._app = f"worker:{name or ','.join(registry.domains)}"
         #: None for a standalone worker, which is a node of one process while it runs.
         self._node = node
         self._wake_jitter_ms = wake_jitter_ms
@@ -221,6 +224,8 @@ class Worker:
             make_partitions(self._statements, connection)
             self._statements.register(connection)
             self._telemetry.seat.register(self._statements.incarnation)
+            if self._node is None:  # A fleet's are declared by its preflight.
+                declare_and_warn(connection, self._statements, self._app, self._registry)
         if isinstance(given, str):
             return open_pool(self._parts, self._concurrency, self._timeouts)
         check_pool(given, self._concurrency, self._timeouts)
@@ -334,6 +339,7 @@ def _check_domains(domains: Sequence[str] | None, registry: HandlerRegistry) -> 
         raise ValueError(f"registry must be a HandlerRegistry, not {shown(registry)}")
     if not len(registry):
         raise ValueError("the registry has no handlers: there is nothing to run")
+    registry.limits()  # Checks them.
     if domains is None:
         return registry.domains
     if isinstance(domains, str):

@@ -43,6 +43,10 @@ def load(app: str | None) -> HandlerRegistry:
         raise AppError(
             f"{app} has no handlers: the modules that register them must be imported, too"
         )
+    try:
+        value.limits()
+    except ValueError as error:
+        raise AppError(f"{app}: {error}") from None
     return value
 
 

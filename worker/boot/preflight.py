@@ -13,9 +13,10 @@ from cmdbus.database import dsn as dsns
 from cmdbus.database import schema as schemas
 from cmdbus.database import session_names as sessions
 from cmdbus.database.connect_errors import classify, is_read_only
+from cmdbus.database.executor import Executor
 from cmdbus.database.statements import statement
 from cmdbus.errors import AppError
-from cmdbus.readiness import Check, Finding
+from cmdbus.readiness import DECLARED, LIMITS, Check, Finding, worst
 from cmdbus.registry import Handler, HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.worker.boot import budget, effective
@@ -25,6 +26,7 @@ from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.pools import HEADROOM, complete, session_settings
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.sessions import ROLE_FIX, session_of
+from cmdbus.worker.declaring import declare
 
 #: PostgreSQL's major versions that are tested.
 _MIN_MAJOR, _MAX_MAJOR = 14, 18
@@ -37,9 +39,18 @@ _NOTIFY_SECONDS = 2.0
 _FILES = 24
 
 
-def preflight(settings: Settings) -> Iterator[Check]:
+def preflight(settings: Settings, *, declares: bool = False) -> Iterator[Check]:
     """Each check as soon as it is made, so that a hanging one can be named. Ends at the first that
-    makes the following ones impossible. `settings.dsn` must be given."""
+    makes the following ones impossible. `settings.dsn` must be given. With `declares` the limits
+    of the app are declared if no check says that it cannot start."""
+    checks: list[Check] = []
+    for check in _checks(settings, checks, declares):
+        checks.append(check)
+        yield check
+
+
+def _checks(settings: Settings, before: Sequence[Check], declares: bool) -> Iterator[Check]:
+    """`before`: those that were yielded."""
     registry = HandlerRegistry()
     try:
         registry = load(settings.app)
@@ -47,6 +58,7 @@ def preflight(settings: Settings) -> Iterator[Check]:
         yield Check("app", Finding.FATAL, str(error))
     else:
         yield from _check_domains(settings, registry)
+        yield from _show_limits(registry)
     yield from _check_files(settings)  # The application may have raised the limit.
     try:
         parts = dsns.parse(settings.dsn or "")
@@ -63,6 +75,8 @@ def preflight(settings: Settings) -> Iterator[Check]:
     with connection:
         try:
             yield from _check_database(connection, parts, settings, list(registry))
+            if declares and worst(before) in (Finding.OK, Finding.WARNING):
+                yield from _declare_limits(connection, settings, registry)
         except psycopg.OperationalError as error:
             yield _failure("cannot check", parts, error)
 
@@ -77,6 +91,21 @@ def _check_domains(settings: Settings, registry: HandlerRegistry) -> Iterator[Ch
         count, domains = count_of(len(registry), "handler"), ", ".join(settings.domains or handled)
         sentence = f"{settings.app}: {count}, domains {domains}"
         yield Check("app", Finding.OK, sentence, types=len(registry))
+
+
+def _show_limits(registry: HandlerRegistry) -> Iterator[Check]:
+    if limits := registry.limits():
+        yield Check(LIMITS, Finding.OK, "; ".join(map(str, limits)))
+
+
+def _declare_limits(
+    connection: Connection, settings: Settings, registry: HandlerRegistry
+) -> Iterator[Check]:
+    limits = registry.limits()
+    executor = Executor(settings.schema)
+    for sentence in declare(connection, executor, str(settings.app), limits):
+        yield Check(LIMITS, Finding.WARNING, sentence)
+    yield Check(DECLARED, Finding.OK, f"{count_of(len(limits), 'limit')} declared")
 
 
 def _check_files(settings: Settings) -> Iterator[Check]:

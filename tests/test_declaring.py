@@ -1,0 +1,129 @@
+"""Limits come into force when a fleet or a worker starts."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from eventually import eventually
+from fleet import Fleet, write_app
+from handlers import do_nothing, running
+from preflights import checks
+from queries import rows
+
+from cmdbus import HandlerRegistry
+from cmdbus.database.executor import Executor
+from cmdbus.limits import Declaration, Limit
+from cmdbus.readiness import Finding
+from cmdbus.settings import Settings
+from cmdbus.worker.boot.preflight import preflight
+from cmdbus.worker.declaring import declare
+
+LIMITED = """
+from fleet_app import registry as registry
+registry.limit("stripe", domain="shop", concurrency={concurrency})
+"""
+
+
+def limited(**options: Any) -> HandlerRegistry:
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", do_nothing, **options)
+    return registry
+
+
+def declared(dsn: str) -> list[tuple[Any, ...]]:
+    return rows(dsn, "SELECT app, name, concurrency FROM cmdbus.limit_declared ORDER BY app, name")
+
+
+def test_a_worker_declares_when_it_starts_and_removes_what_it_no_longer_declares(dsn: str) -> None:
+    with running(dsn, limited(concurrency=5)):
+        eventually(lambda: declared(dsn) == [("worker:payments", "payments Debit", 5)])
+    with running(dsn, limited(concurrency=6), name="debits"):
+        eventually(lambda: ("worker:debits", "payments Debit", 6) in declared(dsn))
+    assert rows(dsn, "SELECT name, concurrency FROM cmdbus.limit_in_force") == [
+        ("payments Debit", 6)
+    ]
+    with running(dsn, limited()):
+        eventually(lambda: declared(dsn) == [("worker:debits", "payments Debit", 6)])
+
+
+def test_an_app_without_limits_writes_nothing(dsn: str, connection: psycopg.Connection) -> None:
+    """Neither a row nor a lock that another start would wait for."""
+    with connection.transaction():
+        connection.execute("LOCK TABLE cmdbus.limit_declared IN ROW SHARE MODE")
+        with psycopg.connect(dsn, autocommit=True) as other:
+            other.execute("SET lock_timeout = '100ms'")
+            other.execute("SET default_transaction_read_only = on")
+            assert declare(other, Executor("cmdbus"), "shop", []) == []
+
+
+def test_the_check_shows_limits_and_declares_none(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = limited(ordered=True, limit="stripe")
+    registry.limit("stripe", rate="100/min")
+    monkeypatch.setattr("fleet_app.registry", registry)
+    check = checks(dsn, app="fleet_app:registry")["limits"]
+    assert check.sentence == (
+        "payments/Debit: in order (block on trouble), by key; stripe: 100/min, for payments/Debit"
+    )
+    assert (check.finding, declared(dsn)) == (Finding.OK, [])
+    assert "limits" not in checks(dsn)
+
+
+def test_a_fleet_that_cannot_start_declares_nothing(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet_app.registry", limited(concurrency=5))
+    settings = Settings(app="fleet_app:registry", dsn=dsn, procs=1, threads=2)
+    broken = Settings(app="fleet_app:registry", dsn=dsn, procs=9999, threads=2)
+    assert Finding.FATAL in {check.finding for check in preflight(broken, declares=True)}
+    assert declared(dsn) == []
+    names = [check.name for check in preflight(settings, declares=True)]
+    assert names[-1] == "declaration"
+    assert declared(dsn) == [("fleet_app:registry", "payments Debit", 5)]
+
+
+def test_a_start_says_which_limits_of_living_nodes_it_changes(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    def declaring(*limits: Declaration) -> list[str]:
+        return declare(connection, Executor("cmdbus"), "shop", limits)
+
+    own = Declaration("payments Debit", Limit(concurrency=5))
+    shared = Declaration("stripe", Limit(starts_per_second=2.0), ("payments",))
+    other = Declaration("mail Send", Limit(fair=True))
+    assert declaring(own, shared, other) == []
+    changed = Declaration("payments Debit", Limit(concurrency=1, ordered=True))
+    assert declaring(changed, other) == []  # No node lives.
+    declaring(own, shared, other)
+    with running(dsn, limited(concurrency=5)):
+        eventually(lambda: rows(dsn, "SELECT FROM cmdbus.node"))
+        assert declaring(own, shared, other) == []
+        begin = "the limit {}, which a node that is running has declared, is now"
+        assert declaring(changed) == [
+            f"{begin.format('payments/Debit')} in order (block on trouble), by key; it was "
+            f"5 at once, by key",
+            f"{begin.format('stripe')} not declared; it was 2/s, for payments",
+        ]
+
+
+@pytest.mark.fleet(started=False)
+def test_a_fleet_declares_its_limits_before_its_workers_start_and_at_a_reload(
+    fleet: Fleet,
+) -> None:
+    write_app(fleet.place, LIMITED.format(concurrency=5))
+    fleet.start()
+    fleet.wait_until_ready()
+    in_force = "SELECT name, concurrency FROM cmdbus.limit_in_force"
+    assert fleet.query(in_force) == [("stripe", 5)]
+    assert fleet.logged("limits:") == []
+    # The workers are waiting, so each of their nodes is known to live.
+    write_app(fleet.place, LIMITED.format(concurrency=7))
+    pids = fleet.pids().values()
+    fleet.send_signal(signal.SIGHUP)
+    fleet.await_successors(pids)
+    assert fleet.query(in_force) == [("stripe", 7)]
+    [warning] = fleet.logged("limits:")
+    assert "stripe, which a node that is running has declared, is now 7 at once" in warning
