@@ -34,7 +34,7 @@ from programs import SCRIPTS, WITHIN_S, databases, interrupt, run
 
 CHAOS = SCRIPTS / "chaos"
 #: One short run each. This one: one instance is frozen for longer than its leases last.
-FREEZE = ["--seed", "707", "--minutes", "0.03", "--only", "freeze-node"]
+FREEZE = ["--seed", "13087", "--minutes", "0.03", "--only", "freeze-node"]
 KILLS = ["--seed", "74", "--minutes", "0.05", "--only", "kill-worker", "--only", "kill-steward"]
 #: None of these faults may cost a lease.
 CALM = ["--seed", "7", "--minutes", "0.25", "--only", "kill-producer"]
