@@ -15,10 +15,12 @@ import psutil
 import psycopg
 import pytest
 from cli import SUPERVISE, environment_without_ours, here
+from embedded_servers import copy_cluster
 from eventually import eventually
 
 from cmdbus import CommandBus
-from cmdbus.embedded import EmbeddedPostgres
+from cmdbus.embedded import EmbeddedPostgres, state_directory
+from cmdbus.embedded.programs import find_programs
 from cmdbus.errors import SchemaError
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(60)]
@@ -44,6 +46,15 @@ def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (home / "run").mkdir(mode=0o700)
     monkeypatch.chdir(home)
     return home
+
+
+@pytest.fixture
+def cluster_at_home(home: Path, cluster: Path) -> Path:
+    """As after an earlier run, whose schema is no longer there."""
+    directory = state_directory() / f"pg{find_programs().major}"
+    directory.parent.mkdir(parents=True)
+    copy_cluster(cluster, directory)
+    return directory
 
 
 class Run:
@@ -151,6 +162,7 @@ def test_the_script_runs_the_demo_and_ends_in_the_middle_of_it(home: Path) -> No
     assert "Hang" not in demo.stdout
 
 
+@pytest.mark.usefixtures("cluster_at_home")
 def test_signals_reach_the_supervisor_once_and_a_second_interrupt_stops_it_immediately(
     home: Path,
 ) -> None:
@@ -183,6 +195,7 @@ def test_ctrl_c_while_the_demo_is_still_imported_ends_it_with_a_sentence(home: P
     assert "Traceback" not in demo.log
 
 
+@pytest.mark.usefixtures("cluster_at_home")
 def test_a_demo_ends_with_the_terminal_that_it_was_started_in(home: Path) -> None:
     """And an ordinary HUP reloads its fleet."""
     controller, terminal = (os.fdopen(end, "rb", buffering=0) for end in os.openpty())
@@ -200,6 +213,7 @@ def test_a_demo_ends_with_the_terminal_that_it_was_started_in(home: Path) -> Non
     assert "The demo has stopped." in demo.stdout
 
 
+@pytest.mark.usefixtures("cluster_at_home")
 def test_the_death_of_the_demo_stops_its_supervisor_and_a_closed_stdout_does_not(
     home: Path,
 ) -> None:
@@ -216,6 +230,7 @@ def test_the_death_of_the_demo_stops_its_supervisor_and_a_closed_stdout_does_not
     assert psutil.wait_procs(started, _WITHIN_S)[1] == []
 
 
+@pytest.mark.usefixtures("cluster_at_home")
 def test_a_killed_supervisor_ends_the_demo_which_names_its_log(home: Path) -> None:
     with running(home, "--procs", "1", "--threads", "2") as demo:
         demo.prints("500 Quick")
@@ -266,6 +281,7 @@ def test_a_missing_schema_is_an_error_that_shows_none_of_the_driver(empty_dsn: s
     assert "cmdbus init --embedded" in str(missing.value) and "DSN" not in str(missing.value)
 
 
+@pytest.mark.usefixtures("cluster_at_home")
 def test_a_stale_database_is_reported_in_one_sentence(home: Path) -> None:
     with EmbeddedPostgres(durable=False) as server, psycopg.connect(server.dsn) as connection:
         connection.execute(

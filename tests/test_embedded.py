@@ -136,16 +136,14 @@ def test_all_killed_with_the_postmaster_is_no_obstacle(directory: Path) -> None:
         assert one(server, "SELECT 1") == 1
 
 
-def test_six_first_starts_at_once_make_one_cluster(directory: Path) -> None:
-    with users(directory, 6) as six:
+def test_six_first_starts_at_once_make_one_cluster(empty_directory: Path) -> None:
+    with users(empty_directory, 6) as six:
         assert len({first_line(user) for user in six}) == 1
-        assert list(directory.glob("data.tmp*")) == []
-    assert postmaster_of(directory) is None
+        assert list(empty_directory.glob("data.tmp*")) == []
+    assert postmaster_of(empty_directory) is None
 
 
 def test_a_half_made_cluster_is_never_used(directory: Path) -> None:
-    with EmbeddedPostgres(directory, durable=False):
-        pass
     (directory / "data").rename(directory / "data.tmp")
     (directory / "data.tmp" / "PG_VERSION").unlink()
     with EmbeddedPostgres(directory, durable=False) as server:
@@ -210,8 +208,6 @@ def test_its_start_is_announced_in_one_line(
 
 
 def test_a_long_log_is_cut_when_a_user_comes(directory: Path) -> None:
-    with EmbeddedPostgres(directory, durable=False):
-        pass
     with (directory / "log").open("ab") as log:
         log.write(b"a long story\n" * 500_000)
     with EmbeddedPostgres(directory, durable=False):

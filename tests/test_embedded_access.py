@@ -74,24 +74,24 @@ def test_a_socket_directory_that_others_can_enter_is_refused(
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_only_its_owner_can_connect_whatever_the_umask(directory: Path, umask: int) -> None:
+def test_only_its_owner_can_connect_whatever_the_umask(empty_directory: Path, umask: int) -> None:
     """By a socket, and as the operating system's user that it is."""
     before = os.umask(umask)
     try:
-        with EmbeddedPostgres(directory, durable=False) as server:
-            modes = [mode(directory / name) for name in ("data", "s", "s/.s.PGSQL.5432")]
-            files = {path.name: mode(path) & 0o007 for path in directory.iterdir()}
+        with EmbeddedPostgres(empty_directory, durable=False) as server:
+            modes = [mode(empty_directory / name) for name in ("data", "s", "s/.s.PGSQL.5432")]
+            files = {path.name: mode(path) & 0o007 for path in empty_directory.iterdir()}
             rules = "SELECT (type, user_name, auth_method)::text FROM pg_hba_file_rules"
             assert one(server, rules) == "(local,{all},peer)"
             with pytest.raises(psycopg.OperationalError, match="Peer authentication failed"):
                 psycopg.connect(server.dsn, user="postgres")
             assert one(server, "SHOW listen_addresses") == ""
-            assert psutil.Process(postmaster_of(directory)).net_connections("inet") == []
+            assert psutil.Process(postmaster_of(empty_directory)).net_connections("inet") == []
     finally:
         os.umask(before)
     assert modes == [0o700] * 3
     assert set(files.values()) == {0}
-    assert mode(directory) == (0o710 if os.geteuid() == 0 else 0o700)
+    assert mode(empty_directory) == (0o710 if os.geteuid() == 0 else 0o700)
 
 
 def test_a_server_that_cannot_start_says_why_and_holds_nothing(directory: Path) -> None:
@@ -103,9 +103,9 @@ def test_a_server_that_cannot_start_says_why_and_holds_nothing(directory: Path) 
     assert postmaster_of(directory) is None
 
 
-def test_a_setting_that_would_open_the_server_is_refused(directory: Path) -> None:
+def test_a_setting_that_would_open_the_server_is_refused(empty_directory: Path) -> None:
     with pytest.raises(ValueError, match="listen_addresses"):
-        EmbeddedPostgres(directory, settings={"listen_addresses": "*"})
+        EmbeddedPostgres(empty_directory, settings={"listen_addresses": "*"})
 
 
 def test_a_directory_with_something_else_in_it_is_left_alone(home: Path) -> None:
@@ -116,8 +116,6 @@ def test_a_directory_with_something_else_in_it_is_left_alone(home: Path) -> None
 
 
 def test_data_of_another_major_version_is_named(directory: Path) -> None:
-    with EmbeddedPostgres(directory, durable=False):
-        pass
     (directory / "data" / "PG_VERSION").write_text("12\n")
     with pytest.raises(EmbeddedError, match="is of PostgreSQL 12 and the programs"):
         EmbeddedPostgres(directory, durable=False).start()
@@ -148,20 +146,20 @@ def test_a_wrong_bin_directory_is_named(
 
 @needs_root
 def test_root_runs_the_server_as_the_user_it_is_given(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    empty_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CMDBUS_RUN_AS", "nobody")
-    with EmbeddedPostgres(directory, durable=False) as server:
-        postmaster = psutil.Process(postmaster_of(directory))
+    with EmbeddedPostgres(empty_directory, durable=False) as server:
+        postmaster = psutil.Process(postmaster_of(empty_directory))
         assert postmaster.username() == "nobody"
         assert one(server, "SELECT 1") == 1
         assert Path(f"/proc/{postmaster.pid}/status").read_text().count("\nGroups:\t \n") == 1
     monkeypatch.setenv("CMDBUS_RUN_AS", "root")
     with pytest.raises(EmbeddedError, match="refuses to run as root"):
-        EmbeddedPostgres(directory)
+        EmbeddedPostgres(empty_directory)
     monkeypatch.setenv("CMDBUS_RUN_AS", "nobody-we-know")
     with pytest.raises(EmbeddedError, match="there is no user nobody-we-know that"):
-        EmbeddedPostgres(directory)
+        EmbeddedPostgres(empty_directory)
 
 
 def test_a_program_that_hangs_or_is_not_there_is_named() -> None:
