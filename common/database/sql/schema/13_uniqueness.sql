@@ -79,22 +79,21 @@ AS $$
 DECLARE
     problem text := {schema}.unique_problem(p_unique, p_on_conflict, p_unique_until);
     until_start boolean := p_unique_until = 'started';
-    until_time timestamptz;
+    period interval;
     holder record;
 BEGIN
     IF problem IS NOT NULL OR p_unique IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = coalesce(problem, 'p_unique is missing');
     END IF;
     IF p_unique_until NOT IN ('finished', 'started') THEN
-        until_time := clock_timestamp()
-            + make_interval(secs => p_unique_until::double precision);
+        period := make_interval(secs => p_unique_until::double precision);
     END IF;
     -- Repeated where another session has moved the holder or has taken the key meanwhile. Each
     -- statement sees what the one before waited for.
     FOR attempt IN 1..1000 LOOP
         INSERT INTO {schema}.unique_command (
             domain, unique_key, command_id, until_started, held_until)
-        VALUES (p_domain, p_unique, p_command_id, until_start, until_time)
+        VALUES (p_domain, p_unique, p_command_id, until_start, clock_timestamp() + period)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             RETURN NULL;
@@ -107,20 +106,28 @@ BEGIN
         IF holder.holds AND NOT (p_on_conflict = 'replace' AND holder.waits) THEN
             RETURN holder.command_id;
         END IF;
-        -- The command first, as a transaction that cancels it and sends another one locks them.
-        CONTINUE WHEN holder.holds
-            AND NOT {schema}.lock_waiting(p_domain, p_unique, holder.command_id);
-        UPDATE {schema}.unique_command SET
-            id = DEFAULT, command_id = p_command_id, until_started = until_start,
-            held_until = until_time
-        WHERE domain = p_domain AND unique_key = p_unique AND id = holder.id;
-        CONTINUE WHEN NOT FOUND;
-        IF holder.holds THEN
-            PERFORM {schema}.cancel_ids(
-                p_domain, ARRAY[holder.command_id], false, 'replaced by command ' || p_command_id,
-                NULL, NULL, 'REPLACED');
-        END IF;
-        RETURN NULL;
+        BEGIN
+            -- The command first, as a transaction that cancels it and sends another one locks them.
+            IF holder.holds AND NOT {schema}.lock_waiting(p_domain, p_unique, holder.command_id)
+            THEN
+                RAISE SQLSTATE 'CMDBU';
+            END IF;
+            UPDATE {schema}.unique_command SET
+                id = DEFAULT, command_id = p_command_id, until_started = until_start,
+                held_until = clock_timestamp() + period
+            WHERE domain = p_domain AND unique_key = p_unique AND id = holder.id;
+            IF NOT FOUND THEN
+                RAISE SQLSTATE 'CMDBU';
+            END IF;
+            IF holder.holds THEN
+                PERFORM {schema}.cancel_ids(
+                    p_domain, ARRAY[holder.command_id], false,
+                    'replaced by command ' || p_command_id, NULL, NULL, 'REPLACED');
+            END IF;
+            RETURN NULL;
+        EXCEPTION WHEN SQLSTATE 'CMDBU' THEN
+            NULL;  -- Unlocks what was locked in vain: two that hold such locks could deadlock.
+        END;
     END LOOP;
     RAISE serialization_failure USING MESSAGE = format(
         'unique key %s of domain %s changes hands all the time: send again', p_unique, p_domain);
