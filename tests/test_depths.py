@@ -10,6 +10,7 @@ import pytest
 from claiming import Claimer, ended
 from eventually import eventually
 from proxy import Proxy
+from psycopg.conninfo import make_conninfo
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.errors import DatabaseUnavailableError
@@ -44,6 +45,17 @@ def test_depths_are_counted_by_domain_and_state(
             ("payments", "troubleshooting"): 1,
             ("orders", "scheduled"): 2,
         }
+
+
+def test_depths_are_known_while_batches_cannot_be_counted(dsn: str, bus: CommandBus) -> None:
+    bus.create_batch("payments", [SendRequest("payments", "Debit")])
+    impatient = make_conninfo(dsn, options="-c statement_timeout=100ms")
+    with psycopg.connect(dsn) as locking:
+        locking.execute("LOCK TABLE cmdbus.batch_state IN ACCESS EXCLUSIVE MODE")
+        with gauge(lambda: psycopg.connect(impatient, autocommit=True)) as asked:
+            assert eventually(lambda: asked.read().depths) == {("payments", "ready"): 1}
+            found = asked.read()
+    assert found.batches is None and found.processes == {}
 
 
 def test_a_flood_of_domains_does_not_fill_the_memory_of_who_counts_them(

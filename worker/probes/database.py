@@ -6,10 +6,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from operator import itemgetter
+from typing import Any
 
 import psycopg
 
 from cmdbus.clock import time
+from cmdbus.database.adapters import Row
 from cmdbus.database.connect_errors import TOO_MANY_CONNECTIONS, classify
 from cmdbus.database.statements import statement
 from cmdbus.errors import CmdbusError
@@ -116,16 +119,26 @@ class DepthGauge(SessionThread):
             with self.session(self._within) as connection:
                 rows = self._statements.rows(connection, "read_depths")
                 oldest = float(self._statements.value(connection, "read_oldest_snapshot"))
-                counts = self._statements.rows(connection, "count_batches")
-                batches = {status: count for status, count in counts}
-                counts = self._statements.rows(connection, "count_processes")
-                processes = {(type_, status): count for type_, status, count in counts}
+                batches = self._counts(connection, "count_batches", itemgetter(0))
+                processes = self._counts(connection, "count_processes", itemgetter(0, 1))
             depths = {(domain, state): count for domain, state, count in rows}
             self._latest = Gauges(depths, oldest, batches, processes)
             self._counted_at = time.monotonic()
         except (psycopg.Error, CmdbusError, OSError) as error:
             logger.debug("the depths of queues are not known: %s", error)
             self.close()
+
+    def _counts(
+        self, connection: Connection, name: str, key_of: Callable[[Row], Any]
+    ) -> dict[Any, int] | None:
+        """The last value of each row, by the key. None if the server cannot count them in time: the
+        depths are known all the same."""
+        try:
+            rows = self._statements.rows(connection, name)
+        except psycopg.errors.QueryCanceled as error:
+            logger.debug("%s: %s", name, error)
+            return None
+        return {key_of(row): row[-1] for row in rows}
 
 
 class Reachability(SessionThread):
