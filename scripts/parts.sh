@@ -11,8 +11,8 @@ failures=""
 run_in_parts() {
     local outputs place names=() pids=() pytest=("$@")
     local fleets="fleet and not long" others="not process and not fleet and not long"
-    # For the hundreds of processes that tests start.
-    "$venv/bin/python" -m compileall -q "$root"/{common,worker,supervisor}
+    # For the hundreds of processes that tests start, which keep no compiled file.
+    "$venv/bin/python" -m compileall -q -x /test_ "$root"/{common,worker,supervisor,scripts,tests}
     outputs=$(mktemp -d)
     # begin PART ARGUMENTS...: in the background.
     begin() {
