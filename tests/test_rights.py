@@ -47,7 +47,7 @@ RIGHTS = {
             *("admit", "already_sent", "batch_exists", "cancel", "cancel_batch"),
             *("cancel_in_batch", "create_batch", "domain_bit", "enqueue", "enqueue_unique"),
             *("identify", "notify", "outcome", "send", "signal_process", "start_process"),
-            *("take_unique_keys", "wake"),
+            *("take_unique_keys", "wake", "wake_at"),
         ],
         "INSERT": [
             *[f"ready.{column}" for column in SENDERS],

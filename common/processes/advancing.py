@@ -19,7 +19,7 @@ from cmdbus.processes.managers import checked_result, load_state, step_of
 from cmdbus.processes.transition import Ended, Move, ProcessRow, Sent, Transition, duplicate
 from cmdbus.producer.ids import new_id
 from cmdbus.producer.process_records import ProcessStatus, state_data
-from cmdbus.producer.requests import Limits, Outgoing, SendRequest
+from cmdbus.producer.requests import Limits, Outgoing, SendRequest, expiry_of
 from cmdbus.reply import Reply
 
 if TYPE_CHECKING:
@@ -130,7 +130,11 @@ class Process:
         with self._asking("compensation"):
             known = step_of(self._manager, step, "an older build")
             request = self._manager.compensation(known, state)
-        return None if request is None else _sent(self._checked(request, "compensation"))
+        return (
+            None
+            if request is None
+            else self._sent(self._checked(request, "compensation"), "compensation")
+        )
 
     def _skip(self, numbers: list[int]) -> None:
         """Notes steps that need no compensation."""
@@ -159,7 +163,7 @@ class Process:
         if isinstance(request, list):
             sent = self._sent_batch(request, step.value)
         else:
-            sent = _sent(self._checked(request, "build_command"))
+            sent = self._sent(self._checked(request, "build_command"), "build_command")
         with self._asking("deadline"):
             seconds = self._manager.deadline(step)
         with self._checking("deadline"):
@@ -215,6 +219,25 @@ class Process:
             None if deadline is None else new_id(),
         )
         self._transition.add(move)
+
+    def _sent(self, outgoing: Outgoing, what: str) -> Sent:
+        sent = Sent(
+            outgoing.command_id,
+            outgoing.type,
+            outgoing.domain,
+            outgoing.data,
+            outgoing.own,
+            outgoing.priority,
+            outgoing.delay,
+            outgoing.run_at,
+            outgoing.max_attempts,
+            outgoing.key,
+        )
+        if outgoing.expires_at is None:
+            return sent
+        now = self._store.value(self._connection, "read_now")
+        with self._checking(what):
+            return sent._replace(expires_at=expiry_of(outgoing, now))
 
     def _sent_batch(self, requests: Sequence[object], step: str) -> Sent:
         if not requests:
@@ -303,18 +326,3 @@ def _failure(reply: Reply) -> str:
     if reply.type == BATCH:
         return f"{result['completed']} of {result['total']} commands were completed"
     return f"{result.get('code')}: {result.get('message')}"
-
-
-def _sent(outgoing: Outgoing) -> Sent:
-    return Sent(
-        outgoing.command_id,
-        outgoing.type,
-        outgoing.domain,
-        outgoing.data,
-        outgoing.own,
-        outgoing.priority,
-        outgoing.delay,
-        outgoing.run_at,
-        outgoing.max_attempts,
-        outgoing.key,
-    )

@@ -62,6 +62,7 @@ class Sent(NamedTuple):
     run_at: datetime | None = None
     max_attempts: int | None = None
     key: str | None = None
+    expires_at: datetime | None = None
 
 
 class Move(NamedTuple):
@@ -138,6 +139,9 @@ class Transition:
             run_at=_if_any(texts, [each.run_at and each.run_at.isoformat() for each in sent]),
             max_attempts=_if_any(numbers, [each.max_attempts for each in sent]),
             keys=_if_any(texts, [each.key for each in sent]),
+            expires_at=_if_any(
+                texts, [each.expires_at and each.expires_at.isoformat() for each in sent]
+            ),
             deadlines=_if_any(numbers, [move.deadline for move in moves]),
             new_timer_ids=any_ids([move.timer_id for move in moves]),
         )

@@ -52,4 +52,6 @@ def encoded(command: Outgoing | None) -> str | None:
         return None
     fields = command._asdict()
     data = fields.pop("data")
+    if isinstance(command.expires_at, float):
+        fields["expires"] = fields.pop("expires_at")
     return f'{json.dumps(fields, default=str)[:-1]}, "data": {data}}}'

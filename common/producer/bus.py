@@ -111,6 +111,7 @@ class CommandBus(Batches, Processes, Explaining):
         reply_to: str | None = None,
         max_attempts: int | None = None,
         key: str | None = None,
+        expires: float | timedelta | datetime | None = None,
         connection: Connection | None = None,
     ) -> UUID:
         """Sends one command and returns its id; a refused send has written nothing.
@@ -121,12 +122,13 @@ class CommandBus(Batches, Processes, Explaining):
         `run_at` (an aware datetime) is when it may run. `correlation_id` follows the command
         everywhere; by default it is its id. The command of type Reply goes to the domain
         `reply_to`. `max_attempts` wins over the handler's. `key` is a text of 1 to 200 characters,
-        for example a customer's name, by which limits count.
+        for example a customer's name, by which limits count. What has not started by `expires`
+        (seconds, a timedelta or an aware datetime) is CANCELED with the code EXPIRED.
 
         Raises DuplicateCommandError for an id that was sent before, QueueFullError (with
         `retry_after`) above the domain's max_depth, and ShutdownError for a closed domain.
         """
-        options = priority, delay, run_at, correlation_id, reply_to, max_attempts, key
+        options = priority, delay, run_at, correlation_id, reply_to, max_attempts, key, expires
         request = SendRequest(domain, type, data, command_id, *options)
         if self._on_send is not None:
             request = self._seen(request)
@@ -159,9 +161,11 @@ class CommandBus(Batches, Processes, Explaining):
         correlation_id: UUID | str | None = None,
         max_attempts: int | None = None,
         key: str | None = None,
+        expires: float | timedelta | datetime | None = None,
     ) -> Any:
         """Sends one command, waits for its end and returns the handler's result. `domain`, `type`,
-        `data`, `priority`, `correlation_id`, `max_attempts` and `key` are those of `send`.
+        `data`, `priority`, `correlation_id`, `max_attempts`, `key` and `expires` are those of
+        `send`.
 
         Raises what `send` raises; CommandFailedError (with code, message, details, command_id and
         status) if the command is FAILED or CANCELED or comes to the troubleshooting queue; and
@@ -169,7 +173,7 @@ class CommandBus(Batches, Processes, Explaining):
         `timeout` seconds: then it is not canceled.
         """
         seconds = check_seconds("timeout", timeout)
-        options = priority, None, None, correlation_id, None, max_attempts, key
+        options = priority, None, None, correlation_id, None, max_attempts, key, expires
         request = SendRequest(domain, type, data, None, *options)
         if self._on_send is not None:
             request = self._seen(request)

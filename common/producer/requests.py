@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -21,9 +21,10 @@ from cmdbus.retry import MAX_ATTEMPTS
 HIGHEST, LOWEST = 0, 10
 PRIORITIES: Mapping[str, int] = {"high": 0, "normal": 5, "low": 10}
 MAX_DELAY = timedelta(days=36525)
+EXPIRES_EARLY = "expires must be later than delay or run_at: the command would never start"
 #: Columns that most commands leave empty, by the field of a request. One is an argument of a send,
 #: and a column of a bulk, only where it has a value.
-SELDOM = {"key": "key"}
+SELDOM = {"key": "key", "expires": "expires_at"}
 
 
 @dataclass(slots=True)
@@ -43,6 +44,8 @@ class SendRequest:
     reply_to: str | None = None
     max_attempts: int | None = None
     key: str | None = None
+    #: Seconds, a timedelta or an aware datetime.
+    expires: float | timedelta | datetime | None = None
 
 
 class Outgoing(NamedTuple):
@@ -62,6 +65,8 @@ class Outgoing(NamedTuple):
     reply_to: str | None
     max_attempts: int | None
     key: str | None = None
+    #: Seconds, or a time.
+    expires_at: float | datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,7 @@ class Limits:
             if request.max_attempts is None
             else check_whole("max_attempts", request.max_attempts, 1, MAX_ATTEMPTS),
             check_key("key", request.key),
+            check_expires(request.expires, request.delay, request.run_at),
         )
 
 
@@ -130,6 +136,52 @@ def check_delay(delay: float | timedelta | None, run_at: datetime | None) -> flo
             f"delay must be from 0 seconds to {MAX_DELAY.days} days, not {shown(delay)}"
         )
     return float(seconds)
+
+
+def check_expires(
+    expires: float | timedelta | datetime | None,
+    delay: float | timedelta | None,
+    run_at: datetime | None,
+) -> float | datetime | None:
+    """In seconds, or a time. Where only the server's clock can say whether that is before the
+    command is due, it decides."""
+    if expires is None:
+        return None
+    if isinstance(expires, datetime):
+        time = check_aware("expires", expires)
+        due = check_aware("run_at", run_at)
+        if time is not None and due is not None and time <= due:
+            raise ValueError(EXPIRES_EARLY)
+        return time
+    seconds = expires.total_seconds() if isinstance(expires, timedelta) else expires
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise ValueError(
+            f"expires must be seconds, a timedelta or an aware datetime, not {shown(expires)}"
+        )
+    if not 0 < seconds <= MAX_DELAY.total_seconds():  # NaN neither
+        raise ValueError(
+            f"expires must be more than 0 seconds and at most {MAX_DELAY.days} days, "
+            f"not {shown(expires)}"
+        )
+    waits = check_delay(delay, run_at)
+    if waits is not None and seconds <= waits:
+        raise ValueError(EXPIRES_EARLY)
+    return float(seconds)
+
+
+def expiry_of(command: Outgoing, now: datetime) -> datetime | None:
+    """When it expires; a ValueError if that is before it is due. `now` is the server's time."""
+    time, due = command.expires_at, command.run_at
+    if time is None:
+        return None
+    now = now.astimezone(UTC)
+    if not isinstance(time, datetime):
+        time = now + timedelta(seconds=time)
+    if command.delay is not None:
+        due = now + timedelta(seconds=command.delay)
+    if due is not None and time <= due:
+        raise ValueError(EXPIRES_EARLY)
+    return time
 
 
 def check_command(domain: str, command_id: UUID | str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from cmdbus.database.pool import Connection
 from cmdbus.errors import DuplicateCommandError, QueueFullError, ShutdownError
 from cmdbus.producer.depth import DepthAlarm, retry_after
 from cmdbus.producer.ids import new_call, new_ids
-from cmdbus.producer.requests import SELDOM, Outgoing, SendRequest
+from cmdbus.producer.requests import EXPIRES_EARLY, SELDOM, Outgoing, SendRequest
 from cmdbus.producer.store import AdmissionResult, Store
 
 logger = logging.getLogger(__name__)
@@ -94,6 +94,8 @@ class Sender:
         )
         if admission.refusal == "duplicate":
             raise DuplicateCommandError(command.domain, [command.command_id])
+        if admission.refusal == "early":
+            raise ValueError(EXPIRES_EARLY)
         self.check_admission(command.domain, admission, 1)
 
     def send_all(

@@ -12,7 +12,7 @@ from cmdbus.database.adapters import own_cursor
 from cmdbus.database.executor import Executor
 from cmdbus.database.pool import Connection
 from cmdbus.database.statements import render
-from cmdbus.producer.requests import SELDOM, Outgoing
+from cmdbus.producer.requests import SELDOM, Outgoing, expiry_of
 
 #: Rows in one piece of a COPY: the server writes one while the next is made.
 _COPY_ROWS = 100
@@ -23,7 +23,7 @@ _COPY_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r
 class AdmissionResult(NamedTuple):
     """The reply of a domain to commands that arrive; see admit and enqueue in the schema."""
 
-    #: None, "closed", "full", "duplicate" or "repeated".
+    #: None, "closed", "full", "duplicate", "early" or "repeated".
     refusal: str | None
     #: Commands that wait, counted only where the domain has limits.
     depth: int | None
@@ -53,6 +53,8 @@ class Store(Executor):
         for column in SELDOM.values():
             if values[column] is None:
                 del values[column]
+        if isinstance(command.expires_at, float):
+            values["expires"] = values.pop("expires_at")
         if caller is not None:
             values["caller"] = caller
         [row] = self.rows(connection, "enqueue", **values)
@@ -69,12 +71,15 @@ class Store(Executor):
         """Writes the rows of admitted and identified commands, as they come. `seldom`: those of
         SELDOM's columns that some have."""
         later: list[str] = []
+        expiries: list[datetime] = []
         last = "" if batch_id is None else f"\t{batch_id.hex}"
         columns = (*seldom,) if batch_id is None else ("batch_id", *seldom)
-        lines = _lines_for_ready(commands, now, last, seldom, later)
+        lines = _lines_for_ready(commands, now, last, seldom, later, expiries)
         self._copy(connection, "ready", columns, lines)
         if later:
             self._copy(connection, "scheduled", (*columns, "due_at"), iter(later))
+        if expiries:
+            self.rows(connection, "wake_at", time=min(expiries))
 
     def _copy(
         self, connection: Connection, table: str, columns: tuple[str, ...], lines: Iterator[str]
@@ -97,11 +102,13 @@ def _lines_for_ready(
     last: str,
     seldom: Sequence[str],
     later: list[str],
+    expiries: list[datetime],
 ) -> Iterator[str]:
     """Lines of due commands, which end with `last` and the columns `seldom`; those of the others
-    go to `later`. In UTC: in a zone with daylight saving time, Python adds to the time on the
-    clock."""
+    go to `later`, and times at which some expire to `expiries`. In UTC: in a zone with daylight
+    saving time, Python adds to the time on the clock."""
     now = now.astimezone(UTC)
+    any_expires = "expires_at" in seldom
     for command in commands:
         domain, type_, data, id_, _, priority, delay, due, correlation_id, reply_to, most, *_ = (
             command
@@ -116,6 +123,9 @@ def _lines_for_ready(
             f"{domain}\t{priority}\t{first}\t{type_}\t{data}\t{correlation}"
             f"\t{reply_to or _COPY_NULL}\t{most or _COPY_NULL}{last}"
         )
+        if any_expires and (expires_at := expiry_of(command, now)):
+            expiries.append(expires_at)
+            command = command._replace(expires_at=expires_at)
         for column in seldom:
             line += f"\t{_copied(getattr(command, column))}"
         if delay is not None:
@@ -126,5 +136,7 @@ def _lines_for_ready(
             yield f"{line}\n"
 
 
-def _copied(text: str | None) -> str:
-    return _COPY_NULL if text is None else text.translate(_COPY_ESCAPES)
+def _copied(value: str | datetime | None) -> str:
+    if value is None:
+        return _COPY_NULL
+    return value.isoformat() if isinstance(value, datetime) else value.translate(_COPY_ESCAPES)

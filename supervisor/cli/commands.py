@@ -30,7 +30,7 @@ from cmdbus.supervisor.cli.output import (
     timestamp,
     when,
 )
-from cmdbus.supervisor.cli.parameters import data, moment, past, priority, span
+from cmdbus.supervisor.cli.parameters import data, expiry, moment, past, priority, span
 from cmdbus.supervisor.cli.session import UsageProblem, confirm, one_domain, with_bus
 from cmdbus.supervisor.cli.values import uuid
 
@@ -64,6 +64,11 @@ if TYPE_CHECKING:
 @option("--reply-to", metavar="DOMAIN", help="Where its reply is sent to.")
 @option("--max-attempts", type=int, metavar="N", help="Executions until an operator decides.")
 @option("--key", metavar="TEXT", help="For limits that count by it, such as a customer's name.")
+@time_option(
+    "--expires",
+    parse=expiry,
+    help="Canceled if it has not started by then: seconds, like 5m, 2h, or a time as above.",
+)
 @with_bus
 def send(bus: "CommandBus", domain: str, type_: str, data: object, **more: Any) -> Shown:
     id_ = bus.send(domain, type_, data, **more)

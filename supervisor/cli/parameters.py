@@ -64,6 +64,16 @@ def moment(text: str) -> datetime:
     return time
 
 
+def expiry(text: str) -> datetime | timedelta:
+    """A moment, or how long from now."""
+    try:
+        return moment(text)
+    except ValueError as error:
+        with suppress(ValueError):
+            return span(text)
+        raise ValueError(f"{error}, or like 5m, 2h") from None
+
+
 def past(text: str) -> datetime:
     """A moment, or how long ago."""
     try:

@@ -88,7 +88,7 @@ GRANT EXECUTE ON FUNCTION
     {schema}.send, {schema}.enqueue, {schema}.admit, {schema}.identify, {schema}.already_sent,
     {schema}.cancel, {schema}.outcome, {schema}.batch_exists, {schema}.create_batch,
     {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.start_process,
-    {schema}.signal_process, {schema}.wake, {schema}.notify, {schema}.domain_bit,
+    {schema}.signal_process, {schema}.wake, {schema}.wake_at, {schema}.notify, {schema}.domain_bit,
     {schema}.enqueue_unique, {schema}.take_unique_keys TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed, {schema}.alarm TO {role};
 -- For bulk sends, which COPY; without the columns of claims and attempts.

@@ -13,7 +13,8 @@ SELECT {schema}.advance_processes(
     %(timer_ids)s::uuid[], %(to_domains)s::text[], %(types)s::text[], %(data)s::json[],
     %(command_ids)s::uuid[], %(own)s::boolean[], %(priorities)s::smallint[],
     %(delays)s::double precision[], %(run_at)s::timestamptz[], %(max_attempts)s::integer[],
-    %(deadlines)s::double precision[], %(new_timer_ids)s::uuid[], %(keys)s::text[]);
+    %(deadlines)s::double precision[], %(new_timer_ids)s::uuid[], %(keys)s::text[],
+    %(expires_at)s::timestamptz[]);
 
 -- name: read_undoable
 -- The steps that were completed, the latest first, and what became of their compensations. A step

@@ -152,14 +152,16 @@ END
 $$;
 
 -- Puts one command into ready or, if it is due later, into scheduled. refusal: NULL (accepted),
--- 'closed', 'full', 'duplicate' or 'repeated' (accepted when this call was tried before); nothing
--- is written unless it is NULL. p_call is NULL in a caller's transaction: there identity also
--- takes the bus's ids, because the caller learns them before the commit and may send one again.
+-- 'closed', 'full', 'duplicate', 'early' (it would expire before it is due) or 'repeated' (accepted
+-- when this call was tried before); nothing is written unless it is NULL. p_call is NULL in a
+-- caller's transaction: there identity also takes the bus's ids, because the caller learns them
+-- before the commit and may send one again. p_delay and p_expires are in seconds.
 CREATE FUNCTION {schema}.enqueue(
     p_domain text, p_type text, p_data json, p_command_id uuid, p_own boolean,
     p_priority integer, p_delay double precision, p_run_at timestamptz, p_correlation_id uuid,
     p_reply_to text, p_max_attempts integer, p_call bigint, p_again boolean,
     p_caller bigint DEFAULT NULL, p_key text DEFAULT NULL, p_unique_key text DEFAULT NULL,
+    p_expires double precision DEFAULT NULL, p_expires_at timestamptz DEFAULT NULL,
     OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
     OUT oldest_age double precision
 )
@@ -167,6 +169,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
     due timestamptz := coalesce(p_run_at, clock_timestamp() + make_interval(secs => p_delay));
+    expires timestamptz;
     locked text;
     was_sent boolean;
     has_settings boolean;
@@ -186,6 +189,14 @@ BEGIN
         refusal := 'repeated';
         RETURN;
     END IF;
+    IF p_expires IS NOT NULL OR p_expires_at IS NOT NULL THEN
+        expires := coalesce(p_expires_at, clock_timestamp() + make_interval(secs => p_expires));
+        IF expires <= due THEN
+            refusal := 'early';
+            RETURN;
+        END IF;
+        PERFORM {schema}.wake_at(expires);
+    END IF;
     IF has_settings THEN
         SELECT a.refusal, a.depth, a.max_depth, a.warn_depth, a.oldest_age
         INTO refusal, depth, max_depth, warn_depth, oldest_age
@@ -201,33 +212,37 @@ BEGIN
     END IF;
     IF due > clock_timestamp() THEN
         INSERT INTO {schema}.scheduled (domain, priority, command_id, type, data, correlation_id,
-                               reply_to, max_attempts, due_at, caller, key, unique_key)
+                               reply_to, max_attempts, due_at, caller, key, unique_key,
+                               expires_at)
         VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
-                p_reply_to, p_max_attempts, due, p_caller, p_key, p_unique_key);
+                p_reply_to, p_max_attempts, due, p_caller, p_key, p_unique_key, expires);
     ELSE
         INSERT INTO {schema}.ready (domain, priority, command_id, type, data, correlation_id,
-                           reply_to, max_attempts, caller, key, unique_key)
+                           reply_to, max_attempts, caller, key, unique_key, expires_at)
         VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
-                p_reply_to, p_max_attempts, p_caller, p_key, p_unique_key);
+                p_reply_to, p_max_attempts, p_caller, p_key, p_unique_key, expires);
     END IF;
 END
 $$;
 
--- Sends a command, for any SQL client, in its transaction. A day of p_delay has 24 hours in every
--- time zone.
+-- Sends a command, for any SQL client, in its transaction. A day of p_delay and p_expires has 24
+-- hours in every time zone.
 CREATE FUNCTION {schema}.send(
     p_domain text, p_type text, p_data jsonb DEFAULT NULL, p_command_id uuid DEFAULT NULL,
     p_priority integer DEFAULT 5, p_delay interval DEFAULT NULL,
     p_correlation_id uuid DEFAULT NULL, p_reply_to text DEFAULT NULL,
     p_max_attempts integer DEFAULT NULL, p_key text DEFAULT NULL, p_unique text DEFAULT NULL,
-    p_on_conflict text DEFAULT 'reject', p_unique_until text DEFAULT 'finished'
+    p_on_conflict text DEFAULT 'reject', p_unique_until text DEFAULT 'finished',
+    p_expires interval DEFAULT NULL
 ) RETURNS uuid
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
     command_id uuid := coalesce(p_command_id, {schema}.new_id());
     data json := coalesce(p_data, 'null')::json;
+    present timestamp := clock_timestamp() AT TIME ZONE 'UTC';
     run_at timestamptz;
+    expires_at timestamptz;
     answer record;
     name constant text := '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$';
     -- The limits of checks.py, data.py and requests.py.
@@ -241,6 +256,10 @@ DECLARE
             'p_priority must be from 0 (first) to 10 (last)'
         WHEN p_delay < interval '0' OR p_delay > interval '100 years' THEN
             'p_delay must be from 0 to 100 years'
+        WHEN p_expires <= interval '0' OR p_expires > interval '100 years' THEN
+            'p_expires must be more than 0, and at most 100 years'
+        WHEN p_expires <= p_delay THEN
+            'p_expires must be longer than p_delay: the command would never start'
         WHEN p_max_attempts NOT BETWEEN 1 AND 32767 THEN 'p_max_attempts must be from 1 to 32767'
         WHEN length(p_key) NOT BETWEEN 1 AND 200 THEN 'p_key must be text of 1 to 200 characters'
         WHEN octet_length(data::text) > 1048576 THEN
@@ -251,19 +270,21 @@ BEGIN
     IF problem IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = problem;
     END IF;
-    run_at := (clock_timestamp() AT TIME ZONE 'UTC' + p_delay) AT TIME ZONE 'UTC';
+    run_at := (present + p_delay) AT TIME ZONE 'UTC';
+    expires_at := (present + p_expires) AT TIME ZONE 'UTC';
     IF p_unique IS NULL THEN
         SELECT e.refusal, e.depth, e.max_depth INTO answer
         FROM {schema}.enqueue(
             p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority, NULL, run_at,
             coalesce(p_correlation_id, command_id), p_reply_to, p_max_attempts, NULL, false,
-            p_key => p_key) e;
+            p_key => p_key, p_expires_at => expires_at) e;
     ELSE
         SELECT e.refusal, e.depth, e.max_depth, e.holder INTO answer
         FROM {schema}.enqueue_unique(
             p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority, NULL, run_at,
             coalesce(p_correlation_id, command_id), p_reply_to, p_max_attempts, NULL, false,
-            p_unique, p_on_conflict, p_unique_until, p_key => p_key) e;
+            p_unique, p_on_conflict, p_unique_until, p_key => p_key,
+            p_expires_at => expires_at) e;
     END IF;
     CASE answer.refusal
         WHEN 'duplicate' THEN

@@ -122,21 +122,32 @@ BEGIN
 END
 $$;
 
--- The trigger of scheduled: notifies of a command that is due before the alarm, also while all
--- nodes are busy. An alarm in the past is a dead node's, and those of the others are unknown.
-CREATE FUNCTION {schema}.wake_for_scheduled() RETURNS trigger
+-- Notifies of a timer at p_time if that is before the alarm, also while all nodes are busy; called
+-- where commands that expire are sent. An alarm in the past is a dead node's, and those of the
+-- others are unknown.
+CREATE FUNCTION {schema}.wake_at(p_time timestamptz) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     reads_at bigint := (SELECT last_value FROM {schema}.alarm);
-    due bigint;
+    due bigint := extract(epoch FROM p_time) * 1000000;
 BEGIN
-    IF reads_at = 0 THEN
-        RETURN NULL;
-    END IF;
-    SELECT extract(epoch FROM min(due_at)) * 1000000 INTO due FROM arrived WHERE isfinite(due_at);
-    IF due < reads_at OR reads_at < extract(epoch FROM clock_timestamp()) * 1000000 THEN
+    IF reads_at <> 0
+        AND (due < reads_at OR reads_at < extract(epoch FROM clock_timestamp()) * 1000000)
+    THEN
         PERFORM {schema}.notify('{channel}_due', (due / 1000)::text);
+    END IF;
+END
+$$;
+
+-- The trigger of scheduled. What is due before it expires needs no wake-up for that: the timers are
+-- read when it is due.
+CREATE FUNCTION {schema}.wake_for_scheduled() RETURNS trigger
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    IF (SELECT last_value FROM {schema}.alarm) <> 0 THEN
+        PERFORM {schema}.wake_at(min(due_at)) FROM arrived WHERE isfinite(due_at);
     END IF;
     RETURN NULL;
 END

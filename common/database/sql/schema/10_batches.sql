@@ -116,22 +116,27 @@ AS $$
 DECLARE
     due timestamptz := coalesce(
         p_request.run_at, clock_timestamp() + make_interval(secs => p_request.delay));
+    expires timestamptz := coalesce(
+        p_request.expires_at, clock_timestamp() + make_interval(secs => p_request.expires));
 BEGIN
     IF p_request.command_id IS NULL THEN
         RETURN;
     END IF;
+    IF expires IS NOT NULL THEN
+        PERFORM {schema}.wake_at(expires);
+    END IF;
     IF due > clock_timestamp() THEN
         INSERT INTO {schema}.scheduled (domain, priority, command_id, type, data, correlation_id,
-                               reply_to, max_attempts, due_at, key)
+                               reply_to, max_attempts, due_at, key, expires_at)
         VALUES (p_request.domain, p_request.priority, p_request.command_id, p_request.type,
                 p_request.data, p_correlation_id, p_request.reply_to, p_request.max_attempts, due,
-                p_request.key);
+                p_request.key, expires);
     ELSE
         INSERT INTO {schema}.ready (domain, priority, command_id, type, data, correlation_id,
-                           reply_to, max_attempts, key)
+                           reply_to, max_attempts, key, expires_at)
         VALUES (p_request.domain, p_request.priority, p_request.command_id, p_request.type,
                 p_request.data, p_correlation_id, p_request.reply_to, p_request.max_attempts,
-                p_request.key);
+                p_request.key, expires);
     END IF;
 END
 $$;
@@ -179,7 +184,8 @@ BEGIN
     FOREACH request IN ARRAY ARRAY[on_complete, on_cancel] LOOP
         IF request.command_id IS NOT NULL AND (
             request.domain IS NULL OR request.type IS NULL OR request.data IS NULL
-            OR request.priority IS NULL OR request.delay NOT BETWEEN 0 AND 3155760000)
+            OR request.priority IS NULL OR request.delay NOT BETWEEN 0 AND 3155760000
+            OR request.expires NOT BETWEEN 0 AND 3155760000)
         THEN
             RAISE invalid_parameter_value USING MESSAGE = 'not a command that can be sent';
         END IF;
