@@ -4,7 +4,8 @@
     CommandRecord, Status, AuditEvent,
     TroubleRecord, BatchRecord,
     BatchStatus, ReceivedReply,
-    Undecodable                         what a CommandBus returns
+    LimitRecord, Limit, DeclaredLimit,
+    SetLimit, Undecodable               what a CommandBus returns
     HandlerRegistry, handler            register handlers
     Command, Context                    what a handler gets
     ProcessManager, Reply               the steps of a process, and what they get
@@ -57,8 +58,12 @@ if TYPE_CHECKING:
     from cmdbus.errors import SendRefusedError as SendRefusedError
     from cmdbus.errors import ShutdownError as ShutdownError
     from cmdbus.errors import TransientCommandError as TransientCommandError
+    from cmdbus.limits import Limit as Limit
     from cmdbus.processes.process_manager import ProcessManager as ProcessManager
     from cmdbus.producer.bus import CommandBus as CommandBus
+    from cmdbus.producer.limits import DeclaredLimit as DeclaredLimit
+    from cmdbus.producer.limits import LimitRecord as LimitRecord
+    from cmdbus.producer.limits import SetLimit as SetLimit
     from cmdbus.producer.process_records import ProcessRecord as ProcessRecord
     from cmdbus.producer.process_records import ProcessStatus as ProcessStatus
     from cmdbus.producer.process_records import ProcessStep as ProcessStep
@@ -102,7 +107,9 @@ _NAMES = {
         "ShutdownError",
         "TransientCommandError",
     ],
+    "limits": ["Limit"],
     "processes.process_manager": ["ProcessManager"],
+    "producer.limits": ["DeclaredLimit", "LimitRecord", "SetLimit"],
     "producer.process_records": ["ProcessRecord", "ProcessStatus", "ProcessStep"],
     "producer.process_starts": ["ProcessRequest"],
     "reply": ["Reply"],

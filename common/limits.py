@@ -3,7 +3,7 @@ that handlers and registries declare, and the sentences about them. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from cmdbus.checks import check_flag, check_whole, did_you_mean, shown
@@ -18,6 +18,9 @@ _UNITS = {
 #: The units in which a rate is shown, the first that makes it a whole number.
 _SHOWN_UNITS = ("s", "min", "h", "day")
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?/ ?([a-z]+)", re.ASCII)
+#: The options that an operator can set, and those that are not for limits of several types.
+_OPTIONS = ("concurrency", "rate", "burst", "ordered", "on_trouble", "fair")
+_OF_TYPES = _OPTIONS[3:]
 _ON_TROUBLE, _PER = ("block", "skip"), ("fleet", "node")
 
 
@@ -51,8 +54,20 @@ class Limit:
         return ", ".join(filter(None, parts)) or "no limit"
 
     @property
+    def terms(self) -> dict[str, Any]:
+        """Its options, as they are declared."""
+        values = asdict(self)
+        starts, per_node = values.pop("starts_per_second"), values.pop("per_node")
+        rate = None if starts is None else rate_text(starts)
+        return {**values, "rate": rate, "per": _PER[per_node]}
+
+    @property
     def _order(self) -> str:
         return f"in order ({self.on_trouble} on trouble)"
+
+
+#: The columns of a limit in the schema.
+FIELDS = tuple(field.name for field in fields(Limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +122,8 @@ def handler_limit(
     check_flag(f"ordered of {where}", ordered)
     check_flag(f"fair of {where}", fair)
     starts = _checked(where, concurrency, rate, burst)
-    if ordered and concurrency not in (None, 1):
-        raise ValueError(
-            f"concurrency of {where} must be 1 or left out, not {concurrency}: ordered commands "
-            f"run one at a time"
-        )
+    if ordered:
+        _check_ordered(where, 1 if concurrency is None else concurrency)
     if on_trouble is not None:
         _check_choice(f"on_trouble of {where}", on_trouble, _ON_TROUBLE)
         if not ordered:
@@ -119,7 +131,7 @@ def handler_limit(
     if concurrency is None and starts is None and not ordered and not fair:
         return None
     return Limit(
-        concurrency=1 if ordered else concurrency,
+        concurrency=concurrency,
         starts_per_second=starts,
         burst=burst,
         ordered=ordered,
@@ -157,6 +169,47 @@ def _checked(
         if rate is None:
             raise ValueError(f"burst of {where} needs a rate: it is how many may start at once")
     return None if rate is None else starts_per_second(f"rate of {where}", rate)
+
+
+def _check_ordered(where: str, concurrency: object) -> None:
+    if concurrency != 1:
+        raise ValueError(
+            f"concurrency of {where} must be 1 or left out, not {concurrency}: ordered commands "
+            f"run one at a time"
+        )
+
+
+def check_setting(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of the limit `name` that an operator sets with these options; None takes a limit
+    away."""
+    where = title(name)
+    if not options:
+        raise ValueError(f"set needs at least one of {', '.join(_OPTIONS)}")
+    for option, value in options.items():
+        what = f"{option} of {where}"
+        if option in _OF_TYPES and " " not in name:
+            raise ValueError(f"{what} cannot be set: that is only for limits of one type")
+        if option in ("ordered", "fair"):
+            check_flag(what, value)
+        elif option == "on_trouble":
+            _check_choice(what, value, _ON_TROUBLE)
+        elif option != "rate" and value is not None:
+            check_whole(what, value, 1)
+    if options.get("ordered"):
+        _check_ordered(where, options.get("concurrency", 1))
+    columns = dict(options)
+    if "rate" in columns:
+        rate = columns.pop("rate")
+        starts = None if rate is None else starts_per_second(f"rate of {where}", rate)
+        columns["starts_per_second"] = starts
+    return columns
+
+
+def options_set(limit: Limit, columns: Iterable[str]) -> dict[str, Any]:
+    """The options that an operator has set, as `check_setting` takes them."""
+    terms = limit.terms
+    names = {"rate" if column == "starts_per_second" else column for column in columns}
+    return {name: terms[name] for name in _OPTIONS if name in names}
 
 
 def _check_choice(what: str, value: object, choices: tuple[str, str]) -> None:

@@ -52,7 +52,7 @@ def test_a_rate_is_read_and_shown(rate: str, starts: float, text: str) -> None:
             Limit(starts_per_second=100 / 60, burst=10),
             "100/min with a burst of 10",
         ),
-        ({"ordered": True}, Limit(concurrency=1, ordered=True), "in order (block on trouble)"),
+        ({"ordered": True}, Limit(ordered=True), "in order (block on trouble)"),
         (
             {"ordered": True, "concurrency": 1, "on_trouble": "skip"},
             Limit(concurrency=1, ordered=True, on_trouble="skip"),

@@ -25,6 +25,7 @@ from cmdbus.producer.connections import MIN_CONNECT_SECONDS, Connections, Pool
 from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
 from cmdbus.producer.explaining import Explaining
 from cmdbus.producer.ids import new_id
+from cmdbus.producer.limits import LimitOperations
 from cmdbus.producer.processes import Processes
 from cmdbus.producer.records import (
     AuditEvent,
@@ -88,6 +89,7 @@ class CommandBus(Batches, Processes, Explaining):
         super().__init__(Connections(dsn, pool, store), limits, store, on_send)
         self._purge_allowed = purge_allowed
         self._troubleshooting = Troubleshooting(self._connections, max_bytes)
+        self._limit_operations = LimitOperations(self._connections)
         self._calls = Calls(self._connections, schema)
         self._readers = Readers(self._connections, store)
 
@@ -96,6 +98,12 @@ class CommandBus(Batches, Processes, Explaining):
         """Commands that failed for good and wait for an operator: list, count, summary, retry,
         cancel, complete, retry_all, cancel_all, complete_all."""
         return self._troubleshooting
+
+    @property
+    def limits(self) -> LimitOperations:
+        """How many commands run at once, how many start in a time, and in which order: list, set,
+        clear."""
+        return self._limit_operations
 
     def send(
         self,

@@ -194,7 +194,8 @@ class AuditEvent:
     """One thing that happened to a command, or to a domain."""
 
     at: datetime
-    #: SENT, RECEIVED, COMPLETED, CANCELED, ...; of a domain PAUSED, RESUMED, CONFIGURED.
+    #: SENT, RECEIVED, COMPLETED, CANCELED, ...; of a domain PAUSED, RESUMED,
+    #: CONFIGURED, LIMIT_SET, LIMIT_CLEARED.
     kind: str
     attempt: int | None = None
     worker: str | None = None

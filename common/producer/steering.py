@@ -39,7 +39,7 @@ class _NotGiven:
         return "not given"
 
 
-_NOT_GIVEN: Any = _NotGiven()
+NOT_GIVEN: Any = _NotGiven()
 
 
 class Steering:
@@ -70,7 +70,7 @@ class Steering:
         values = {
             **check_command(domain, command_id),
             "running": check_flag("running", running),
-            **_remark(operator, reason),
+            **check_remark(operator, reason),
         }
         self._connections.change(
             connection, "cancel", "canceled", _NOT_CANCELED, "producer", **values
@@ -97,7 +97,7 @@ class Steering:
         """
         check_name("domain", domain)
         conditions = check_conditions(domain, type, since, until)
-        remark = _remark(operator, reason)
+        remark = check_remark(operator, reason)
         [last] = self._connections.row(connection, "limit_to_now", until=conditions["until"])
         batch: dict[str, object] = {
             **conditions,
@@ -152,7 +152,7 @@ class Steering:
             "delay": check_delay(delay, run_at),
             "run_at": check_aware("run_at", run_at),
             "priority": None if priority is None else check_priority(priority, self._priorities),
-            **_remark(operator, reason),
+            **check_remark(operator, reason),
         }
         self._connections.change(
             connection, "reschedule", "rescheduled", _NOT_RESCHEDULED, **values
@@ -162,10 +162,10 @@ class Steering:
         self,
         domain: str,
         *,
-        max_depth: int | None = _NOT_GIVEN,
-        warn_depth: int | None = _NOT_GIVEN,
-        keep: timedelta = _NOT_GIVEN,
-        accepting: bool = _NOT_GIVEN,
+        max_depth: int | None = NOT_GIVEN,
+        warn_depth: int | None = NOT_GIVEN,
+        keep: timedelta = NOT_GIVEN,
+        accepting: bool = NOT_GIVEN,
         operator: str | None = None,
         reason: str | None = None,
         connection: Connection | None = None,
@@ -181,9 +181,9 @@ class Steering:
         """
         given: dict[str, object] = {"max_depth": max_depth, "warn_depth": warn_depth}
         given |= {"keep": keep, "accepting": accepting}
-        settings = {name: value for name, value in given.items() if value is not _NOT_GIVEN}
+        settings = {name: value for name, value in given.items() if value is not NOT_GIVEN}
         check_settings(settings)
-        self._configure(domain, settings, _remark(operator, reason), connection)
+        self._configure(domain, settings, check_remark(operator, reason), connection)
 
     def pause(
         self,
@@ -195,7 +195,7 @@ class Steering:
     ) -> None:
         """Workers stop claiming from `domain`. Running commands end; sends are accepted.
         Recorded with `operator` and `reason`; see `domain_audit`."""
-        self._configure(domain, {"paused": True}, _remark(operator, reason), connection)
+        self._configure(domain, {"paused": True}, check_remark(operator, reason), connection)
 
     def resume(
         self,
@@ -206,7 +206,7 @@ class Steering:
         connection: Connection | None = None,
     ) -> None:
         """Ends a pause of `domain`; recorded with `operator` and `reason`."""
-        self._configure(domain, {"paused": False}, _remark(operator, reason), connection)
+        self._configure(domain, {"paused": False}, check_remark(operator, reason), connection)
 
     def domain_audit(
         self, domain: str, *, connection: Connection | None = None
@@ -255,7 +255,7 @@ def canceled_chunks(batch_id: UUID, cancel: Callable[..., Any]) -> Iterator[int]
                 break
 
 
-def _remark(operator: str | None, reason: str | None) -> dict[str, object]:
+def check_remark(operator: str | None, reason: str | None) -> dict[str, object]:
     return {
         "operator": None if operator is None else check_operator(operator),
         "reason": check_text("reason", reason),
