@@ -129,7 +129,8 @@ class Batches(Steering):
         was canceled, `on_cancel` is. Both get the batch's id as correlation id, and neither is
         part of the batch.
 
-        Raises what `send_many` raises, and ValueError if there is no request.
+        Raises what `send_many` and `start_process` raise, and ValueError if there is neither a
+        request nor a process.
         """
         values = {
             "domain": check_name("domain", domain),
