@@ -65,6 +65,21 @@ def claim_by_hand(dsn: str, command_id: object, lease: str = "1 minute") -> None
         connection.execute(CLAIM, (lease, command_id))
 
 
+def limit_by_hand(dsn: str, *command_ids: object) -> None:
+    """Puts these commands from ready to where they wait at a limit."""
+    columns = (
+        "token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,"
+        " losses, max_attempts, domain, type, reply_to, data, batch_id, caller, key, unique_key,"
+        " expires_at"
+    )
+    query = f"""
+        WITH gone AS (DELETE FROM cmdbus.ready WHERE command_id = ANY (%s) RETURNING *)
+        INSERT INTO cmdbus.limited ({columns}) SELECT {columns} FROM gone ORDER BY id"""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        moved = connection.execute(query.encode(), (list(command_ids),)).rowcount
+    assert moved == len(command_ids)
+
+
 def move_to_troubleshooting(
     dsn: str, code: str = "GONE", message: str = "it is gone", attempts: int = 3
 ) -> int:

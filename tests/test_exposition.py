@@ -301,10 +301,12 @@ def test_depths_are_those_of_the_database_and_none_while_it_is_not_known(board: 
         ("payments", "ready"): 3,
         ("payments", "in_progress"): 0,
         ("payments", "scheduled"): 0,
+        ("payments", "limited"): 0,
         ("payments", "troubleshooting"): 0,
         (odd, "ready"): 0,
         (odd, "in_progress"): 0,
         (odd, "scheduled"): 0,
+        (odd, "limited"): 0,
         (odd, "troubleshooting"): 2,
     }
     assert not values(families(board, None)["cmdbus_queue_depth"])

@@ -77,14 +77,14 @@ RIGHTS = {
     "operator": {
         "SELECT": [
             *("armed", "batch", "batch_state", "command", "domain", "domain_event", "event"),
-            "incarnation",
+            *("incarnation", "limited"),
             *("migration", "ready", "scheduled", "troubleshooting", *PROCESS_TABLES),
             *LIMIT_TABLES,
         ],
         "EXECUTE": [
             *("clear_limit", "set_limit"),
             *("batch_keys", "cancel", "cancel_batch", "cancel_in_batch", "cancel_ready"),
-            "cancel_scheduled",
+            *("cancel_limited", "cancel_of_key", "cancel_scheduled"),
             *("configure_domain", "domain_bit"),
             *("cancel_process", "retry_process", "signal_process"),
             *("reschedule", "resolve", "resolve_chunk", "notify", "wake"),
@@ -99,7 +99,11 @@ RIGHTS = {
             *[f"batch.{column}" for column in SEEN_OF_BATCHES],
             *[f"command.{column}" for column in SEEN],
             *[f"process.{column}" for column in SEEN_OF_PROCESSES],
-            *[f"ready.{column}" for column in ("domain", "type", "created_at", "due_at")],
+            *[
+                f"{table}.{column}"
+                for table in ("limited", "ready")
+                for column in ("domain", "type", "created_at", "due_at")
+            ],
             "ready.lease_until",
             *[f"troubleshooting.{c}" for c in ("domain", "type", "error_code", "failed_at")],
         ],

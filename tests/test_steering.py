@@ -203,8 +203,8 @@ def test_status_counts_by_domain_and_type_also_types_without_a_handler(dsn: str,
     assert "did you mean 'payments'?" in refusal(run("status", "orders", "paymens"), 1)
     text = done(run("status"))
     lines = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
-    assert lines["Debit"] == ["0", "1", "1", "2", "-"]
-    assert lines["Typo"][:4] == ["1", "0", "0", "0"]
+    assert lines["Debit"] == ["0", "1", "0", "1", "2", "-"]
+    assert lines["Typo"][:5] == ["1", "0", "0", "0", "0"]
     assert max(map(len, text.splitlines())) <= 100
     assert "payments/Typo waits for 60m and none runs: does a worker have a handler" in text
     assert "idle is paused; to resume it: cmdbus resume idle" in text
@@ -215,7 +215,7 @@ def test_status_counts_by_domain_and_type_also_types_without_a_handler(dsn: str,
     [payments] = value["domains"]
     assert payments["all"]["oldest_age"] >= 3600
     del payments["all"]["oldest_age"]
-    counts = {"ready": 1, "scheduled": 1, "in_progress": 1, "troubleshooting": 2}
+    counts = {"ready": 1, "scheduled": 1, "limited": 0, "in_progress": 1, "troubleshooting": 2}
     assert payments["all"] == counts
     assert (payments["paused"], set(payments["types"])) == (False, {"Debit", "Typo"})
 

@@ -289,8 +289,8 @@ class CommandBus(Batches, Processes, Explaining):
         )
 
     def snapshot(self, domain: str, *, connection: Connection | None = None) -> dict[str, Any]:
-        """Counts of `domain` at one moment: depth (ready + scheduled), ready, scheduled,
-        in_progress, troubleshooting; oldest_age in seconds; shutdown, whether sends are
+        """Counts of `domain` at one moment: depth (ready + scheduled + limited), ready, scheduled,
+        limited, in_progress, troubleshooting; oldest_age in seconds; shutdown, whether sends are
         refused."""
         found = self.domains(domain, connection=connection)
         waiting = found[0].all if found else Waiting()

@@ -152,19 +152,22 @@ class Waiting:
     #: Claimable now.
     ready: int = 0
     scheduled: int = 0
+    #: Due, and waiting at a limit of their type.
+    limited: int = 0
     in_progress: int = 0
     troubleshooting: int = 0
-    #: Seconds that the oldest ready one has waited since it was due.
+    #: Seconds that the oldest ready or limited one has waited since it was due.
     oldest_age: float = 0.0
 
     @property
     def depth(self) -> int:
-        return self.ready + self.scheduled
+        return self.ready + self.scheduled + self.limited
 
     def __add__(self, other: "Waiting") -> "Waiting":
         return Waiting(
             self.ready + other.ready,
             self.scheduled + other.scheduled,
+            self.limited + other.limited,
             self.in_progress + other.in_progress,
             self.troubleshooting + other.troubleshooting,
             max(self.oldest_age, other.oldest_age),
@@ -236,7 +239,7 @@ def domains_of(rows: Iterable[Sequence[Any]]) -> list[DomainRecord]:
 
 
 def _domain_of(rows: Sequence[Sequence[Any]]) -> DomainRecord:
-    types = {row[1]: Waiting(*row[2:7]) for row in rows if row[1] is not None}
+    types = {row[1]: Waiting(*row[2:8]) for row in rows if row[1] is not None}
     domain, *_, paused, accepting, max_depth, warn_depth, keep, _ = rows[0]
     settings = paused, accepting, max_depth, warn_depth, keep
     unhandled = [row[1] for row in rows if row[-1]]

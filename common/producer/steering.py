@@ -5,7 +5,14 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from cmdbus.checks import check_aware, check_flag, check_name, check_operator, check_text
+from cmdbus.checks import (
+    check_aware,
+    check_flag,
+    check_key,
+    check_name,
+    check_operator,
+    check_text,
+)
 from cmdbus.database.pool import Connection
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.domains import check_settings
@@ -16,6 +23,18 @@ from cmdbus.producer.requests import check_command, check_conditions, check_dela
 #: statement copies into the history stays far below a second.
 CHUNK = 200
 CHUNK_BYTES = 8 * 1024**2
+
+#: Where commands wait, in the order in which they move on. A worker may have put some of ready
+#: into limited meanwhile.
+_TABLES = ("scheduled", "limited", "ready", "limited")
+#: The functions that cancel all in these, each with arguments that begin before the first command.
+_SCHEDULED: tuple[str, dict[str, object]] = ("cancel_scheduled", {"command_id": None})
+_LIMITED: tuple[str, dict[str, object]] = (
+    "cancel_limited",
+    {"after_type": "", "after_key": "", "after_priority": -1, "after_position": 0},
+)
+_READY: tuple[str, dict[str, object]] = ("cancel_ready", {"priority": -1, "id": 0})
+_CANCELS = (_SCHEDULED, _LIMITED, _READY, _LIMITED)
 
 #: Reasons by the command's state.
 _NOT_CANCELED = {
@@ -81,6 +100,7 @@ class Steering:
         domain: str,
         type: str | None = None,
         *,
+        key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         operator: str | None = None,
@@ -90,13 +110,14 @@ class Steering:
         """Cancels the commands that wait in `domain` and meet every given condition, and
         returns their number.
 
-        `type` is that of the commands; `since` (inclusive) and `until` (exclusive) are about
-        when they were sent: at most when this call begins. Each gets its event, with `operator`
-        and `reason`, and its reply, as with `cancel`. Without `connection` each 200 are a
-        transaction of their own. A command that another session has locked is left.
+        `type` and `key` are those of the commands; `since` (inclusive) and `until` (exclusive)
+        are about when they were sent: at most when this call begins. Each gets its event, with
+        `operator` and `reason`, and its reply, as with `cancel`. Without `connection` each 200
+        are a transaction of their own. A command that another session has locked is left.
         """
         check_name("domain", domain)
         conditions = check_conditions(domain, type, since, until)
+        key = check_key("key", key)
         remark = check_remark(operator, reason)
         [last] = self._connections.row(connection, "limit_to_now", until=conditions["until"])
         batch: dict[str, object] = {
@@ -106,21 +127,25 @@ class Steering:
             "count": CHUNK,
             "bytes": CHUNK_BYTES,
         }
-        return sum(self._canceled(batch, connection))
+        if key is None:
+            return sum(self._canceled(batch, connection))
+        return sum(self._canceled_of_key({**batch, "key": key}, connection))
 
     def count_waiting(
         self,
         domain: str,
         type: str | None = None,
         *,
+        key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         connection: Connection | None = None,
     ) -> int:
-        """The number of commands that `cancel_all` with the same `domain`, `type`, `since` and
-        `until` would cancel now."""
+        """The number of commands that `cancel_all` with the same `domain`, `type`, `key`, `since`
+        and `until` would cancel now."""
         check_name("domain", domain)
         conditions = check_conditions(domain, type, since, until)
+        conditions["key"] = check_key("key", key)
         return int(self._connections.row(connection, "count_waiting", **conditions)[0])
 
     def reschedule(
@@ -226,26 +251,37 @@ class Steering:
         values = {"domain": check_name("domain", domain), "given": list(settings), **remark}
         self._connections.row_once(connection, "configure_domain", **values, **settings)
 
-    def _canceled(self, batch: dict[str, object], connection: Connection | None) -> Iterator[int]:
+    def _canceled(
+        self, conditions: dict[str, object], connection: Connection | None
+    ) -> Iterator[int]:
         """Counts of chunks. One that is repeated takes what its first try did not."""
-        last: UUID | None = None
-        while True:
-            row = self._connections.row(connection, "cancel_scheduled", **batch, command_id=last)
-            count, last = row
-            yield count
-            if last is None:
-                break
-        values = {**batch, "priority": -1, "id": 0}
-        while values["id"] is not None:
-            row = self._connections.row(connection, "cancel_ready", **values)
-            count, values["priority"], values["id"] = row
-            yield count
+        for function, first in _CANCELS:
+            after = dict(first)
+            while True:
+                row = self._connections.row(connection, function, **conditions, **after)
+                count, *last = row
+                yield int(count)
+                if last[-1] is None:
+                    break
+                after = dict(zip(first, last, strict=True))
+
+    def _canceled_of_key(
+        self, conditions: dict[str, object], connection: Connection | None
+    ) -> Iterator[int]:
+        for table in _TABLES:
+            chunk = {**conditions, "table": table}
+            while True:
+                count, last = self._connections.row(connection, "cancel_of_key", **chunk)
+                yield int(count)
+                if last is None:
+                    break
+                chunk["since"] = last
 
 
 def canceled_chunks(batch_id: UUID, cancel: Callable[..., Any]) -> Iterator[int]:
-    """Counts of chunks; `cancel` calls cancel_in_batch. Commands that become due meanwhile go from
-    the first table to the second; processes that no worker has begun come first."""
-    for table in ("process", "scheduled", "ready"):
+    """Counts of chunks; `cancel` calls cancel_in_batch. Commands that become due meanwhile, or that
+    a limit admits, go to a later table; processes that no worker has begun come first."""
+    for table in ("process", "scheduled", "limited", "ready"):
         chunk = {"batch_id": batch_id, "table": table, "count": CHUNK, "bytes": CHUNK_BYTES}
         created_at, last = None, None
         while True:

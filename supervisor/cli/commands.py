@@ -148,6 +148,7 @@ def list_(
 @option("--running", is_flag=True, help="Also if it is in progress.")
 @option("--all", "every", is_flag=True, help="All that wait in the domain.")
 @option("--type", metavar="TYPE", help="With --all: only of this type.")
+@option("--key", metavar="TEXT", help="With --all: only with this key.")
 @time_option("--since", parse=past, help="With --all: sent since.")
 @time_option("--until", parse=past, help="With --all: sent before.")
 @option("--yes", is_flag=True, help="With --all: do not ask.")
@@ -170,7 +171,7 @@ def cancel(
     if command_id is not None:
         if yes or conditions:
             raise UsageProblem(
-                "--type, --since, --until and --yes go with --all, and not with an ID"
+                "--type, --key, --since, --until and --yes go with --all, and not with an ID"
             )
         bus.cancel(domain, command_id, reason=reason, running=running, operator=operator)
         result = {"domain": domain, "command_id": command_id, "status": "CANCELED"}

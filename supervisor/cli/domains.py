@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cmdbus.producer.bus import CommandBus
     from cmdbus.producer.records import DomainRecord, Waiting
 
-_STATUS_HEAD = ("", "READY", "LATER", "RUNNING", "TROUBLE", "OLDEST")
+_STATUS_HEAD = ("", "READY", "LATER", "LIMITED", "RUNNING", "TROUBLE", "OLDEST")
 #: What ended within this time stays, whatever its domain keeps: see the function retain_domain.
 _MIN_KEPT = timedelta(minutes=1)
 _SETTINGS_HEAD = ("", "SENDS", "STATE", "DEPTH", "WARN AT", "FULL AT", "KEEP")
@@ -27,8 +27,9 @@ _SETTINGS_HEAD = ("", "SENDS", "STATE", "DEPTH", "WARN AT", "FULL AT", "KEEP")
 @click.command(
     help="""Count the commands that wait, run or need an operator, by domain and type.
 
-    READY could be claimed now, LATER waits for its time, TROUBLE for an operator. OLDEST
-    is how long the first of the ready ones has waited.
+    READY could be claimed now, LATER waits for its time, LIMITED at a limit of its
+    type, TROUBLE for an operator. OLDEST is how long the first of those that are ready
+    or limited has waited.
 
     \b
     Examples:
@@ -102,9 +103,10 @@ def _counts(waiting: "Waiting") -> tuple[object, ...]:
     return (
         waiting.ready,
         waiting.scheduled,
+        waiting.limited,
         waiting.in_progress,
         waiting.troubleshooting,
-        age(waiting.oldest_age) if waiting.ready else "-",
+        age(waiting.oldest_age) if waiting.ready or waiting.limited else "-",
     )
 
 

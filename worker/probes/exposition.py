@@ -17,7 +17,7 @@ from cmdbus.worker.probes.responses import Depths, Gauges, current_seats
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 #: The states of a command in the database that are counted.
-_STATES = ("ready", "in_progress", "scheduled", "troubleshooting")
+_STATES = ("ready", "in_progress", "scheduled", "limited", "troubleshooting")
 _HEALTH = {Health.HEALTHY: 0, Health.DEGRADED: 1, Health.CRITICAL: 2, Health.DATABASE_AWAY: 3}
 _NO_PROCESS = 4
 

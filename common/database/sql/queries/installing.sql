@@ -101,14 +101,15 @@ GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to
 -- May read everything, cancel, reschedule, resolve and steer domains and processes; may not send,
 -- run, or change a command or its history in any other way.
 GRANT SELECT ON
-    {schema}.command, {schema}.ready, {schema}.scheduled, {schema}.troubleshooting,
-    {schema}.event, {schema}.incarnation, {schema}.domain, {schema}.domain_event,
-    {schema}.batch, {schema}.batch_state,
+    {schema}.command, {schema}.ready, {schema}.scheduled, {schema}.limited,
+    {schema}.troubleshooting, {schema}.event, {schema}.incarnation, {schema}.domain,
+    {schema}.domain_event, {schema}.batch, {schema}.batch_state,
     {schema}.process, {schema}.managed_process, {schema}.process_step, {schema}.process_event,
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set
     TO {role};
 GRANT EXECUTE ON FUNCTION
-    {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.reschedule,
+    {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.cancel_limited,
+    {schema}.cancel_of_key, {schema}.reschedule,
     {schema}.resolve, {schema}.resolve_chunk, {schema}.configure_domain,
     {schema}.set_limit, {schema}.clear_limit,
     {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.batch_keys,
@@ -129,6 +130,7 @@ GRANT SELECT (process_id, domain, type, status, step, batch_id, created_at, upda
 -- For counts of domains and of troubleshooting.
 GRANT SELECT (domain, type, created_at, due_at, lease_until) ON {schema}.ready TO {role};
 GRANT SELECT (domain, type) ON {schema}.scheduled TO {role};
+GRANT SELECT (domain, type, created_at, due_at) ON {schema}.limited TO {role};
 GRANT SELECT (domain, type, error_code, failed_at) ON {schema}.troubleshooting TO {role};
 GRANT SELECT ON
     {schema}.domain,

@@ -1,15 +1,18 @@
 -- Operators' statements; see also 08_operating.sql and its neighbours.
 
 -- name: count_waiting
--- Counts what cancel_ready and cancel_scheduled would take now.
+-- Counts what a cancel of all with the same conditions would take now.
 SELECT count(*)
 FROM (
-    SELECT domain, type, created_at, claimer, lease_until FROM {schema}.ready
+    SELECT domain, type, key, created_at, claimer, lease_until FROM {schema}.ready
     UNION ALL
-    SELECT domain, type, created_at, claimer, lease_until FROM {schema}.scheduled
+    SELECT domain, type, key, created_at, claimer, lease_until FROM {schema}.scheduled
+    UNION ALL
+    SELECT domain, type, key, created_at, claimer, lease_until FROM {schema}.limited
 ) c
 WHERE domain = %(domain)s
     AND (%(type)s::text IS NULL OR type = %(type)s)
+    AND (%(key)s::text IS NULL OR key = %(key)s)
     AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
     AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
     AND (lease_until IS NULL OR {schema}.is_waiting(claimer, lease_until));
@@ -36,8 +39,14 @@ WITH from_ready AS (
         LIMIT %(count)s
         FOR UPDATE SKIP LOCKED))
     RETURNING command_id, batch_id, unique_key
+), from_limited AS (
+    DELETE FROM {schema}.limited WHERE ctid = ANY (ARRAY(
+        SELECT l.ctid FROM {schema}.limited l WHERE l.domain = %(domain)s
+        LIMIT %(count)s
+        FOR UPDATE SKIP LOCKED))
+    RETURNING command_id, batch_id, unique_key
 ), gone AS (
-    TABLE from_ready UNION ALL TABLE from_scheduled
+    TABLE from_ready UNION ALL TABLE from_scheduled UNION ALL TABLE from_limited
 ), identities AS (
     DELETE FROM {schema}.identity i USING gone g
     WHERE i.domain = %(domain)s AND i.command_id = g.command_id

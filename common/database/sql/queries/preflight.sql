@@ -20,7 +20,7 @@ WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
     wanted AS (
         SELECT unnest(tables) AS relname, privileges
         FROM (VALUES
-            ('{ready,scheduled,lease,waiter,node}'::text[],
+            ('{ready,scheduled,limited,lease,waiter,node}'::text[],
              '{SELECT,INSERT,UPDATE,DELETE}'::text[]),
             ('{troubleshooting,finished,event,incarnation,tally}', '{SELECT,INSERT}'),
             ('{command,batch,batch_state,domain,domain_event,migration}', '{SELECT}'),
@@ -28,7 +28,8 @@ WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
             ('{limit_in_force,limited_type,limit_declared,limit_set,limits}', '{SELECT}'),
             ('{ready_id_seq,scheduled_id_seq,event_id_seq,domain_event_id_seq,tally_id_seq}',
              '{SELECT}'),
-            ('{armed,alarm,patience,longer_patience}', '{SELECT,UPDATE}')) v (tables, privileges)
+            ('{armed,alarm,patience,longer_patience,limited_lane_position_seq}',
+             '{SELECT,UPDATE}')) v (tables, privileges)
     )
 SELECT 'USAGE on the schema' FROM home WHERE NOT has_schema_privilege(oid, 'USAGE')
 UNION ALL
@@ -70,8 +71,9 @@ WHERE c.oid IN ('{schema}.ready'::regclass, '{schema}.scheduled'::regclass)
 ORDER BY 1;
 
 -- name: read_sequences
--- Tables with a row whose id their sequence has not reached. In ready, where it would be a
--- duplicate, the highest id of each domain and priority is read; elsewhere the ids of some rows.
+-- Tables with a row whose id their sequence has not reached, and the id's column. In ready, where
+-- it would be a duplicate, the highest id of each domain and priority is read; elsewhere the ids of
+-- some rows.
 WITH RECURSIVE queue AS (
     (SELECT domain, priority FROM {schema}.ready ORDER BY domain, priority LIMIT 1)
     UNION ALL
@@ -79,22 +81,25 @@ WITH RECURSIVE queue AS (
         SELECT domain, priority FROM {schema}.ready
         WHERE (domain, priority) > (q.domain, q.priority)
         ORDER BY domain, priority LIMIT 1) r
-), found (name, id) AS (
-    SELECT 'ready', max(r.id) FROM queue q, LATERAL (
+), found (name, id_column, id) AS (
+    SELECT 'ready', 'id', max(r.id) FROM queue q, LATERAL (
         SELECT id FROM {schema}.ready WHERE domain = q.domain AND priority = q.priority
         ORDER BY id DESC LIMIT 1) r
     UNION ALL
-    SELECT 'scheduled', max(id) FROM (SELECT id FROM {schema}.scheduled LIMIT 1000) s
+    SELECT 'scheduled', 'id', max(id) FROM (SELECT id FROM {schema}.scheduled LIMIT 1000) s
     UNION ALL
-    SELECT 'event', max(id) FROM (SELECT id FROM {schema}.event LIMIT 1000) e
+    SELECT 'limited', 'lane_position', max(lane_position)
+    FROM (SELECT lane_position FROM {schema}.limited LIMIT 1000) l
     UNION ALL
-    SELECT 'domain_event', max(id) FROM (SELECT id FROM {schema}.domain_event LIMIT 1000) d
+    SELECT 'event', 'id', max(id) FROM (SELECT id FROM {schema}.event LIMIT 1000) e
     UNION ALL
-    SELECT 'tally', max(id) FROM (SELECT id FROM {schema}.tally LIMIT 1000) t
+    SELECT 'domain_event', 'id', max(id) FROM (SELECT id FROM {schema}.domain_event LIMIT 1000) d
+    UNION ALL
+    SELECT 'tally', 'id', max(id) FROM (SELECT id FROM {schema}.tally LIMIT 1000) t
 )
-SELECT name FROM found
+SELECT name, id_column FROM found
 WHERE id > coalesce(
-    pg_sequence_last_value(('{schema}.' || name || '_id_seq')::regclass), 0);
+    pg_sequence_last_value(('{schema}.' || name || '_' || id_column || '_seq')::regclass), 0);
 
 -- name: read_budget
 -- The limits on connections for this role, -1 for none, and the number of other connections,

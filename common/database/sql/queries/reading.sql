@@ -137,19 +137,20 @@ LIMIT %(limit)s;
 -- Every domain that has commands waiting, running or in troubleshooting, or settings; a row for
 -- each of its types, and one without a type for the settings. The condition on domains reaches the
 -- tables' indexes because all columns are text, and nothing is a CTE.
-SELECT c.domain, c.type, c.ready, c.scheduled, c.in_progress, c.troubleshooting, c.oldest_age,
-    coalesce(d.paused, false), coalesce(d.accepting, true), d.max_depth, d.warn_depth,
-    coalesce(d.keep, interval '7 days'),
-    c.ready > 0 AND c.in_progress = 0 AND c.oldest_age >= %(unhandled_after)s
+SELECT c.domain, c.type, c.ready, c.scheduled, c.limited, c.in_progress, c.troubleshooting,
+    c.oldest_age, coalesce(d.paused, false), coalesce(d.accepting, true), d.max_depth,
+    d.warn_depth, coalesce(d.keep, interval '7 days'),
+    c.ready + c.limited > 0 AND c.in_progress = 0 AND c.oldest_age >= %(unhandled_after)s
         AND NOT coalesce(d.paused, false) AND NOT {schema}.is_handled(c.domain, c.type)
 FROM (
     SELECT domain, type, sum(ready)::bigint AS ready, sum(scheduled)::bigint AS scheduled,
+        sum(limited)::bigint AS limited,
         sum(in_progress)::bigint AS in_progress, sum(troubleshooting)::bigint AS troubleshooting,
         coalesce(extract(epoch FROM clock_timestamp() - min(oldest)), 0)::double precision
             AS oldest_age
     FROM (
         SELECT domain::text, type::text, count(*) FILTER (WHERE claimable) AS ready,
-            0 AS scheduled, count(*) FILTER (WHERE NOT claimable) AS in_progress,
+            0 AS scheduled, 0 AS limited, count(*) FILTER (WHERE NOT claimable) AS in_progress,
             0 AS troubleshooting, min(waits_since) FILTER (WHERE claimable) AS oldest
         FROM (
             SELECT domain, type, coalesce(due_at, created_at) AS waits_since,
@@ -158,13 +159,17 @@ FROM (
         ) r
         GROUP BY domain, type
         UNION ALL
-        SELECT domain::text, type::text, 0, count(*), 0, 0, NULL FROM {schema}.scheduled
+        SELECT domain::text, type::text, 0, count(*), 0, 0, 0, NULL FROM {schema}.scheduled
         GROUP BY domain, type
         UNION ALL
-        SELECT domain, type, 0, 0, 0, count(*), NULL FROM {schema}.troubleshooting
+        SELECT domain::text, type::text, 0, 0, count(*), 0, 0, min(coalesce(due_at, created_at))
+        FROM {schema}.limited
         GROUP BY domain, type
         UNION ALL
-        SELECT name::text, NULL, 0, 0, 0, 0, NULL FROM {schema}.domain
+        SELECT domain, type, 0, 0, 0, 0, count(*), NULL FROM {schema}.troubleshooting
+        GROUP BY domain, type
+        UNION ALL
+        SELECT name::text, NULL, 0, 0, 0, 0, 0, NULL FROM {schema}.domain
     ) counts
     WHERE %(domains)s::text[] IS NULL OR domain = ANY (%(domains)s)
     GROUP BY domain, type
@@ -174,7 +179,7 @@ ORDER BY c.domain, c.type;
 
 -- name: read_depths
 -- Numbers of commands by domain and state, the largest first: at most 10,000, as a role that may
--- send can name any number of domains. Reads all of ready, scheduled and troubleshooting.
+-- send can name any number of domains. Reads all of ready, scheduled, limited and troubleshooting.
 SELECT domain, state, depth
 FROM (
     SELECT domain::text, CASE WHEN lease_until > clock_timestamp() THEN 'in_progress'
@@ -183,20 +188,28 @@ FROM (
     UNION ALL
     SELECT domain::text, 'scheduled', count(*) FROM {schema}.scheduled GROUP BY 1
     UNION ALL
+    SELECT domain::text, 'limited', count(*) FROM {schema}.limited GROUP BY 1
+    UNION ALL
     SELECT domain, 'troubleshooting', count(*) FROM {schema}.troubleshooting GROUP BY 1
 ) counts
 ORDER BY depth DESC LIMIT 10000;
 
 -- name: find_unhandled
 -- Types of some domains that no known worker handles, with the number of their commands: all are
--- claimable, and the oldest has been for some time. The most frequent first. Reads all of ready.
-SELECT r.domain::text, r.type::text, count(*)
-FROM {schema}.ready r
+-- claimable or wait at a limit, and the oldest has waited for some time. The most frequent first.
+-- Reads all of ready and limited.
+SELECT r.domain, r.type, count(*)
+FROM (
+    SELECT domain::text, type::text, lease_until, coalesce(due_at, created_at) AS waits_since
+    FROM {schema}.ready
+    UNION ALL
+    SELECT domain::text, type::text, NULL, coalesce(due_at, created_at) FROM {schema}.limited
+) r
 WHERE r.domain = ANY (%(domains)s::text[])
     AND (r.domain || ' ' || r.type) <> ALL (%(types)s::text[])
 GROUP BY r.domain, r.type
 HAVING bool_and(r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
-    AND min(coalesce(r.due_at, r.created_at))
+    AND min(r.waits_since)
         <= clock_timestamp() - make_interval(secs => %(seconds)s::double precision)
     AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused)
     AND NOT {schema}.is_handled(r.domain, r.type)

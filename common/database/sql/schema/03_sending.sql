@@ -55,6 +55,8 @@ BEGIN
          LIMIT enough)
         UNION ALL
         (SELECT s.created_at FROM {schema}.scheduled s WHERE s.domain = p_domain LIMIT enough)
+        UNION ALL
+        (SELECT l.created_at FROM {schema}.limited l WHERE l.domain = p_domain LIMIT enough)
     ) waiting;
     IF depth + p_count > max_depth THEN
         refusal := 'full';

@@ -186,10 +186,11 @@ BEGIN
 END
 $$;
 
--- Moves a row of p_table (ready or scheduled) that can be neither claimed nor settled to
--- troubleshooting. False if it was claimed, released, settled or promoted since. Writes no value
--- of the caller but p_code and p_message, as another one may be why a settlement was rejected. If
--- troubleshooting has a command of the same id, the row gets a new one. Waits for a locked row.
+-- Moves a row of p_table (ready, scheduled or limited, where p_id is the lane_position) that can be
+-- neither claimed nor settled to troubleshooting. False if it was claimed, released, settled or
+-- moved since. Writes no value of the caller but p_code and p_message, as another one may be why a
+-- settlement was rejected. If troubleshooting has a command of the same id, the row gets a new one.
+-- Waits for a locked row.
 CREATE FUNCTION {schema}.set_aside(
     p_table text, p_domain text, p_priority smallint, p_id bigint, p_token bigint,
     p_command_id uuid, p_claimer bigint, p_code text, p_message text
@@ -218,6 +219,11 @@ BEGIN
         WHERE p_table = 'scheduled' AND s.domain = p_domain AND s.id = p_id
             AND s.token = p_token AND s.command_id = p_command_id
         RETURNING s.*
+    ), from_limited AS (
+        DELETE FROM {schema}.limited l
+        WHERE p_table = 'limited' AND l.domain = p_domain AND l.lane_position = p_id
+            AND l.token = p_token AND l.command_id = p_command_id
+        RETURNING l.*
     )
     INSERT INTO {schema}.troubleshooting (
         token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
@@ -226,7 +232,7 @@ BEGIN
     SELECT token, p_claimer, claimed_at, created_at, due_at, new_command_id, correlation_id,
         priority, attempts, losses, max_attempts, max_attempts, domain, type, reply_to, data,
         p_code, why, batch_id, caller, key, unique_key, lane_position, expires_at
-    FROM (TABLE from_ready UNION ALL TABLE from_scheduled) gone
+    FROM (TABLE from_ready UNION ALL TABLE from_scheduled UNION ALL TABLE from_limited) gone
     RETURNING attempts, claimed_at, caller INTO event_attempt, event_claimed_at, waiting_caller;
     IF NOT FOUND THEN
         RETURN false;

@@ -60,7 +60,8 @@ AS $$
 $$;
 
 -- Deletes those of these commands that wait or, with p_running, run, and returns their rows. A
--- command claimed meanwhile stays. Waits for locked rows, in the order of p_command_ids.
+-- command claimed meanwhile stays. Waits for locked rows, in the order of p_command_ids. Those of
+-- limited have no id.
 CREATE FUNCTION {schema}.take(p_domain text, p_command_ids uuid[], p_running boolean)
 RETURNS SETOF {schema}.ready
 LANGUAGE plpgsql VOLATILE
@@ -84,6 +85,13 @@ BEGIN
             FOR UPDATE) q);
     RETURN QUERY
     DELETE FROM {schema}.scheduled s WHERE s.ctid = ANY (ctids) RETURNING s.*;
+    ctids := ARRAY(
+        SELECT q.ctid FROM unnest(p_command_ids) k (command_id), LATERAL (
+            SELECT l.ctid FROM {schema}.limited l
+            WHERE l.domain || '' = p_domain AND l.command_id = k.command_id
+            FOR UPDATE) q);
+    RETURN QUERY
+    DELETE FROM {schema}.limited l WHERE l.ctid = ANY (ctids) RETURNING l.*;
 END
 $$;
 
@@ -146,81 +154,12 @@ AS $$
         p_code, p_reason, p_operator, p_call)
 $$;
 
--- Cancels the scheduled commands that were sent before p_until and meet every condition that is
--- not NULL, a chunk at a time: those after p_command_id, at most p_count and p_bytes of stored
--- data, but at least one. Skips locked rows. The next chunk has those after command_id; NULL: none
--- is left.
-CREATE FUNCTION {schema}.cancel_scheduled(
-    p_domain text, p_type text, p_since timestamptz, p_until timestamptz,
-    p_command_id uuid, p_count integer, p_bytes bigint, p_operator text, p_reason text,
-    OUT canceled bigint, OUT command_id uuid
-)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-AS $$
-DECLARE
-    command_ids uuid[];
-BEGIN
-    WITH picked AS MATERIALIZED (
-        SELECT s.command_id, pg_column_size(s.data) AS bytes
-        FROM {schema}.scheduled s
-        WHERE s.domain = p_domain AND (p_command_id IS NULL OR s.command_id > p_command_id)
-            AND (p_type IS NULL OR s.type = p_type)
-            AND (p_since IS NULL OR s.created_at >= p_since)
-            AND s.created_at < p_until
-        ORDER BY s.domain, s.command_id
-        LIMIT p_count
-        FOR UPDATE SKIP LOCKED
-    ), summed AS (
-        SELECT p.command_id, sum(p.bytes) OVER (ORDER BY p.command_id) - p.bytes AS bytes_before
-        FROM picked p
-    )
-    SELECT array_agg(s.command_id ORDER BY s.command_id) INTO command_ids
-    FROM summed s WHERE s.bytes_before < p_bytes;
-    command_id := command_ids[cardinality(command_ids)];
-    canceled := {schema}.cancel_ids(p_domain, command_ids, false, p_reason, p_operator, NULL);
-END
-$$;
-
--- The same for ready, in the order of claims, after (p_priority, p_id); called when nothing is
--- left in scheduled.
-CREATE FUNCTION {schema}.cancel_ready(
-    p_domain text, p_type text, p_since timestamptz, p_until timestamptz,
-    p_priority smallint, p_id bigint, p_count integer, p_bytes bigint,
-    p_operator text, p_reason text,
-    OUT canceled bigint, OUT priority smallint, OUT id bigint
-)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-AS $$
-DECLARE
-    command_ids uuid[];
-BEGIN
-    WITH picked AS MATERIALIZED (
-        SELECT r.priority, r.id, r.command_id, pg_column_size(r.data) AS bytes
-        FROM {schema}.ready r
-        WHERE r.domain = p_domain AND (r.priority, r.id) > (p_priority, p_id)
-            AND (p_type IS NULL OR r.type = p_type)
-            AND (p_since IS NULL OR r.created_at >= p_since)
-            AND r.created_at < p_until
-            AND {schema}.is_claimable(r.claimer, r.lease_until)
-        ORDER BY r.domain, r.priority, r.id
-        LIMIT p_count
-        FOR UPDATE SKIP LOCKED
-    ), summed AS (
-        SELECT p.priority, p.id, p.command_id,
-            sum(p.bytes) OVER (ORDER BY p.priority, p.id) - p.bytes AS bytes_before
-        FROM picked p
-    )
-    SELECT array_agg(s.command_id), (array_agg(s.priority ORDER BY s.priority DESC))[1],
-        (array_agg(s.id ORDER BY s.priority DESC, s.id DESC))[1]
-    INTO command_ids, priority, id FROM summed s WHERE s.bytes_before < p_bytes;
-    canceled := {schema}.cancel_ids(p_domain, command_ids, false, p_reason, p_operator, NULL);
-END
-$$;
-
 -- Gives a waiting command another time or priority, if not NULL, with an event; p_delay is in
 -- seconds from now. Returns 'waiting', or what cancel returns. The token never goes back, the id
 -- is a new one, above all floors, and an ended lease counts its loss, as a claim would have
--- counted it. A command claimed meanwhile stays. Waits for a locked row.
+-- counted it. A command claimed meanwhile stays. One that waits at a limit keeps its position in its
+-- lane unless it is delayed; one that is delayed and has not begun gives up its place. Waits for a
+-- locked row.
 CREATE FUNCTION {schema}.reschedule(
     p_domain text, p_command_id uuid, p_delay double precision, p_run_at timestamptz,
     p_priority smallint, p_operator text, p_reason text, p_call bigint
@@ -230,8 +169,10 @@ AS $$
 DECLARE
     place text;
     new_time timestamptz;
-    -- One time for both inserts: with two, a due time between them would write the row twice.
+    -- One time for all inserts: with more, a due time between them would write the row twice.
     present timestamptz;
+    was_moved boolean;
+    lanes {schema}.lane_key[];
 BEGIN
     -- A repetition waits for the first try: else `take` would find what that has moved meanwhile.
     PERFORM pg_advisory_xact_lock(p_call) WHERE p_call IS NOT NULL;
@@ -257,7 +198,18 @@ BEGIN
                 new_priority, attempts, new_losses, max_attempts, domain, type, reply_to, data,
                 error_code, error_message, batch_id, caller, key, unique_key, lane_position,
                 expires_at
-            FROM moved WHERE new_due_at IS NULL OR new_due_at <= present
+            FROM moved
+            WHERE id IS NOT NULL AND (new_due_at IS NULL OR new_due_at <= present)
+        ), to_limited AS (
+            INSERT INTO {schema}.limited (
+                token, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+                attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
+                error_message, batch_id, caller, key, unique_key, lane_position, expires_at)
+            SELECT new_token, claimed_at, created_at, new_due_at, command_id, correlation_id,
+                new_priority, attempts, new_losses, max_attempts, domain, type, reply_to, data,
+                error_code, error_message, batch_id, caller, key, unique_key, lane_position,
+                expires_at
+            FROM moved WHERE id IS NULL AND (new_due_at IS NULL OR new_due_at <= present)
         ), to_scheduled AS (
             INSERT INTO {schema}.scheduled (
                 token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
@@ -267,21 +219,30 @@ BEGIN
             SELECT new_token, claimer, claimed_at, created_at, new_due_at, command_id,
                 correlation_id, new_priority, attempts, new_losses, max_attempts, domain, type,
                 reply_to, data, error_code, error_message, batch_id, caller, key, unique_key,
-                lane_position, expires_at
+                CASE WHEN claimed_at IS NOT NULL THEN lane_position END, expires_at
             FROM moved WHERE new_due_at > present
+        ), events AS (
+            INSERT INTO {schema}.event (
+                claimer, claimed_at, token, call, attempt, code, command_id, domain, kind,
+                operator, message, details)
+            SELECT claimer, claimed_at, token, NULL, attempts, 'LEASE_ENDED', command_id, domain,
+                'LOST', NULL, 'its lease ended, because its worker or its node was gone', NULL
+            FROM moved WHERE lease_until IS NOT NULL
+            UNION ALL
+            SELECT NULL, NULL, NULL, p_call, NULL, NULL, command_id, domain, 'RESCHEDULED',
+                p_operator, p_reason, json_build_object(
+                    'due_at', new_due_at, 'priority', new_priority, 'due_at_before', due_at,
+                    'priority_before', priority)
+            FROM moved
         )
-        INSERT INTO {schema}.event (
-            claimer, claimed_at, token, call, attempt, code, command_id, domain, kind, operator,
-            message, details)
-        SELECT claimer, claimed_at, token, NULL, attempts, 'LEASE_ENDED', command_id, domain,
-            'LOST', NULL, 'its lease ended, because its worker or its node was gone', NULL
-        FROM moved WHERE lease_until IS NOT NULL
-        UNION ALL
-        SELECT NULL, NULL, NULL, p_call, NULL, NULL, command_id, domain, 'RESCHEDULED',
-            p_operator, p_reason, json_build_object('due_at', new_due_at, 'priority', new_priority,
-                              'due_at_before', due_at, 'priority_before', priority)
-        FROM moved;
-        IF FOUND THEN
+        SELECT count(*) > 0, array_agg(ROW(domain, type, key, priority)::{schema}.lane_key) FILTER (
+            WHERE id IS NOT NULL AND lane_position IS NOT NULL AND claimed_at IS NULL
+                AND new_due_at > present)
+        INTO was_moved, lanes FROM moved;
+        IF lanes IS NOT NULL THEN
+            PERFORM {schema}.leave_turns(lanes);
+        END IF;
+        IF was_moved THEN
             RETURN 'waiting';
         END IF;
         place := {schema}.place_of(p_domain, p_command_id);

@@ -171,7 +171,8 @@ BEGIN
         SELECT i.id FROM {schema}.incarnation i
         WHERE i.seen_at < oldest AND i.id <> ALL (p_living)
             AND NOT EXISTS (SELECT FROM {schema}.troubleshooting t WHERE t.claimer = i.id)
-            AND NOT EXISTS (SELECT FROM {schema}.scheduled s WHERE s.claimer = i.id));
+            AND NOT EXISTS (SELECT FROM {schema}.scheduled s WHERE s.claimer = i.id)
+            AND NOT EXISTS (SELECT FROM {schema}.limited l WHERE l.claimer = i.id));
     IF cardinality(old) > 0 THEN
         DELETE FROM {schema}.incarnation i
         WHERE i.id = ANY (old) AND NOT EXISTS (

@@ -23,7 +23,10 @@ BEGIN
                   WHERE r.batch_id = p_batch_id
                   UNION ALL
                   SELECT s.domain::text, s.priority, s.id, s.command_id FROM {schema}.scheduled s
-                  WHERE s.batch_id = p_batch_id) c
+                  WHERE s.batch_id = p_batch_id
+                  UNION ALL
+                  SELECT l.domain::text, l.priority, NULL, l.command_id FROM {schema}.limited l
+                  WHERE l.batch_id = p_batch_id) c
             GROUP BY c.domain ORDER BY c.domain
         LOOP
             has_more := true;

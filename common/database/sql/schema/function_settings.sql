@@ -22,7 +22,8 @@ BEGIN
              'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
             -- In the order of an index.
-            ('batch_keys cancel_in_batch cancel_ready cancel_scheduled claim find_due'
+            ('batch_keys cancel_in_batch cancel_limited cancel_of_key cancel_ready cancel_scheduled'
+             ' claim find_due'
              ' find_expired next_expiry promote retain_unique',
              'SET enable_sort = off'),
             -- An error, and not an empty queue, if row security hides commands from the role.
@@ -30,7 +31,7 @@ BEGIN
              ' suspect_waits',
              'SET row_security = off'),
             -- The conditions that are given choose the index.
-            ('cancel_ready cancel_scheduled',
+            ('cancel_limited cancel_of_key cancel_ready cancel_scheduled',
              'SET enable_seqscan = off SET enable_bitmapscan = off'
              ' SET plan_cache_mode = force_custom_plan SET jit = off'),
             ('resolve_chunk', 'SET plan_cache_mode = force_custom_plan'),
