@@ -78,3 +78,10 @@ def test_the_first_claim_after_a_wait_prefetches_less() -> None:
     steps.step(after=0, takes=0.001, claims=16)
     assert steps.step(after=0.01, takes=0.001, claims=0) == 3, "1,600 a second for 2 ms"
     assert steps.step(after=60, takes=0.001, claims=0) == 3, "the rest is no pace"
+
+
+def test_nothing_is_claimed_ahead_of_more_payload_than_may_be_claimed() -> None:
+    steps = Steps()
+    steps.step(after=0, takes=0.001, claims=16)
+    assert steps.step(after=0.02, takes=0.001, claims=16) > 0
+    assert steps.pace.prefetch(-10) == 0

@@ -35,8 +35,8 @@ class PrefetchPolicy:
         self._claimed, self._took, self._ended_at = claimed, ended - began, ended
 
     def prefetch(self, payload: int) -> int:
-        """`payload`: the bytes that may be claimed. A claim takes no more, but until it ends it
-        locks all rows that it was asked for."""
+        """`payload`: the bytes that may be claimed, negative if more than that are. A claim takes
+        no more, but until it ends it locks all rows that it was asked for."""
         busy = max(_PREFETCH_SECONDS, self._took)
         started = int(self._rate * (busy if self._claimed else _FIRST_SECONDS))
-        return min(MAX_PREFETCH, started, int(payload / max(self._payload, 1.0)))
+        return min(MAX_PREFETCH, started, int(max(0, payload) / max(self._payload, 1.0)))
