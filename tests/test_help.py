@@ -10,6 +10,7 @@ import pytest
 
 import cmdbus
 from cmdbus import CommandBus, errors
+from cmdbus.producer.limits import LimitOperations
 from cmdbus.producer.troubleshooting import Troubleshooting
 
 #: What a call raises in addition to what each call may raise.
@@ -29,7 +30,7 @@ RAISES = {
 
 
 def methods() -> Iterator[tuple[str, Callable[..., Any]]]:
-    for owner in (CommandBus, Troubleshooting):
+    for owner in (CommandBus, Troubleshooting, LimitOperations):
         for name, method in inspect.getmembers(owner, inspect.isfunction):
             if not name.startswith("_") or (name == "__init__" and owner is CommandBus):
                 yield f"{owner.__name__}.{name}", method

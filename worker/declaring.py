@@ -13,6 +13,11 @@ from cmdbus.worker.claims.claim import Connection
 logger = logging.getLogger(__name__)
 
 
+def app_of_worker(name: str | None, registry: HandlerRegistry) -> str:
+    """The app as which a standalone worker declares limits: the same after a restart."""
+    return f"worker:{name or ','.join(registry.domains)}"
+
+
 def declare(
     connection: Connection, executor: Executor, app: str, limits: Sequence[Declaration]
 ) -> list[str]:

@@ -32,7 +32,7 @@ from cmdbus.worker.claims.connections import PooledConnections
 from cmdbus.worker.claims.pools import HEADROOM, Pool, check_pool, complete, open_pool, parts_of
 from cmdbus.worker.claims.rejections import lacks_a_right, reason
 from cmdbus.worker.claims.settlement import make_partitions
-from cmdbus.worker.declaring import declare_and_warn
+from cmdbus.worker.declaring import app_of_worker, declare_and_warn
 from cmdbus.worker.drain import RELEASE_SECONDS, Drain
 from cmdbus.worker.housekeeping import Housekeeping
 from cmdbus.worker.monkey_patches import patched
@@ -95,14 +95,12 @@ class Worker:
         self._timeouts = timeouts or Timeouts()
         self._claim_bytes = check_whole("claim_bytes", claim_bytes, 1)
         self._statements = _claim_statements(schema, self._timeouts.lease, node, name)
-        #: The name under which a standalone worker declares limits: the same after a restart.
-        self._app = f"worker:{name or ','.join(registry.domains)}"
+        self._app = app_of_worker(name, registry)
         #: None for a standalone worker, which is a node of one process while it runs.
         self._node = node
         self._wake_jitter_ms = wake_jitter_ms
         self._telemetry = Telemetry(node.board, node.seat) if node else _telemetry_of_one()
-        #: Stop deadlines. A queue, as signal handlers put them: the interrupted thread could hold
-        #: an Event's lock.
+        #: Stop deadlines. No Event: the thread that a signal handler interrupts may have its lock.
         self._orders: SimpleQueue[float] = SimpleQueue()
         self._ended = threading.Event()
         #: Commands released while they ran, and sessions that may have left claims: see Drain.

@@ -63,9 +63,8 @@ class LimitRecord:
 class LimitOperations:
     """`CommandBus.limits`.
 
-    A limit is named by `domain` and `type` or, if it is shared by several types, by `name`.
-    Changes are recorded with `operator` and `reason` in the audit trail of each domain that the
-    limit is for; see `domain_audit`.
+    A limit is named by its domain and type or, if several types share it, by its name. Changes are
+    recorded in the audit trail of each domain that the limit is for; see `domain_audit`.
     """
 
     def __init__(self, connections: Connections) -> None:
@@ -93,11 +92,13 @@ class LimitOperations:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """Sets those options of a limit that are given; they win over declared ones until `clear`.
+        """Sets those options that are given of the limit of `domain` and `type`, or `name`; they
+        win over declared ones until `clear`.
 
-        The options are those of a handler; None removes what is declared. `ordered`, `on_trouble`
-        and `fair` are not for shared limits. Raises InvalidOperationError for a `name` that no app
-        declares, and for what contradicts the rest of the limit.
+        They are those of a handler: `concurrency`, `rate`, `burst` (None removes what is declared)
+        and, not for shared limits, `ordered`, `on_trouble` and `fair`. Recorded with `operator` and
+        `reason`. Raises InvalidOperationError for a `name` that no app declares, and for what
+        contradicts the rest of the limit.
         """
         key, remarks = _key(domain, type, name), check_remark(operator, reason)
         options = {"concurrency": concurrency, "rate": rate, "burst": burst}
@@ -117,8 +118,9 @@ class LimitOperations:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """Removes what is set of a limit: what apps declare holds again. Raises
-        InvalidOperationError if nothing is set."""
+        """Removes what is set of the limit of `domain` and `type`, or `name`: what apps declare
+        holds again. Recorded with `operator` and `reason`. Raises InvalidOperationError if nothing
+        is set."""
         key = _key(domain, type, name)
         values = {"name": key, **check_remark(operator, reason)}
         self._change(connection, "clear_limit", key, values)

@@ -15,6 +15,7 @@ from cmdbus.supervisor.cli.batches import batch
 from cmdbus.supervisor.cli.commands import cancel, get, list_, reschedule, send
 from cmdbus.supervisor.cli.configuration import read
 from cmdbus.supervisor.cli.domains import domain, pause, resume, status
+from cmdbus.supervisor.cli.limits import limit_
 from cmdbus.supervisor.cli.managed_processes import process
 from cmdbus.supervisor.cli.options import RedactingGroup, database_options, option
 from cmdbus.supervisor.cli.output import show_json, show_lines
@@ -114,7 +115,7 @@ def _for_all(group: click.Group, values: dict[str, str | bool]) -> dict[str, Any
 
 
 for command in (
-    *(send, get, list_, cancel, reschedule, status, domain, pause, resume, batch, tsq, ps),
+    *(send, get, list_, cancel, reschedule, status, domain, limit_, pause, resume, batch, tsq, ps),
 ):
     main.add_command(command)
 main.add_command(process)

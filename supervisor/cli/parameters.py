@@ -50,6 +50,11 @@ def limit(text: str) -> int:
     return int(text)
 
 
+def rate(text: str) -> str | int:
+    """A rate, or `none`; whether it can be read is checked where it is set."""
+    return NO_LIMIT if text.lower() == "none" else text
+
+
 def priority(text: str) -> str | int:
     return int(text) if text.isascii() and text.isdecimal() else text
 
