@@ -42,12 +42,12 @@ SEEN_OF_BATCHES = [
 #: Rights on tables, columns, sequences and functions, by kind of role.
 RIGHTS = {
     "producer": {
-        "SELECT": ["alarm", "armed", "migration"],
+        "SELECT": ["alarm", "armed", "limits", "migration"],
         "EXECUTE": [
             *("admit", "already_sent", "batch_exists", "cancel", "cancel_batch"),
             *("cancel_in_batch", "create_batch", "domain_bit", "enqueue", "enqueue_unique"),
             *("identify", "notify", "outcome", "send", "signal_process", "start_process"),
-            *("take_unique_keys", "wake", "wake_at"),
+            *("limited_types", "move_arrived", "take_unique_keys", "wake", "wake_at"),
         ],
         "INSERT": [
             *[f"ready.{column}" for column in SENDERS],
@@ -61,7 +61,7 @@ RIGHTS = {
             *("event", "event_id_seq", "finished", "incarnation", "lease", "migration", "node"),
             *("limited", "longer_patience", "patience", "ready", "ready_id_seq", "scheduled"),
             *("scheduled_id_seq", "troubleshooting", "waiter", *PROCESS_TABLES),
-            *("limits", *LIMIT_TABLES, "limited_lane_position_seq", *LANE_TABLES),
+            *("limits", *LIMIT_TABLES, *LANE_TABLES),
         ],
         "INSERT": [
             *LANE_TABLES,
@@ -70,7 +70,7 @@ RIGHTS = {
         ],
         "UPDATE": [
             *("alarm", "armed", "lease", "limited", "longer_patience", "node", "patience"),
-            *("ready", "scheduled", "waiter", "limited_lane_position_seq", *LANE_TABLES),
+            *("ready", "scheduled", "waiter", *LANE_TABLES),
         ],
         "DELETE": ["lease", "limited", "node", "ready", "scheduled", "waiter", *LANE_TABLES],
     },

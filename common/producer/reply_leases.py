@@ -24,7 +24,7 @@ from cmdbus.data import MAX_BYTES, decode
 from cmdbus.database.adapters import Row
 from cmdbus.database.executor import Executor
 from cmdbus.database.pool import Connection
-from cmdbus.database.session_names import session_name
+from cmdbus.database.session_names import node_number, session_name
 from cmdbus.errors import DatabaseUnavailableError, InvalidOperationError
 from cmdbus.printable import joined
 from cmdbus.producer.connections import Connections
@@ -167,6 +167,7 @@ class ReplyLeases:
             "incarnation": self.incarnation,
             "worker": f"{socket.gethostname()}:{os.getpid()}",
             "lease": self._lease,
+            "node": node_number(None),
         }
         self._executor.execute(connection, "register", values)
 

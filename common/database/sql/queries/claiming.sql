@@ -52,7 +52,7 @@ FROM {schema}.complete(
 
 -- name: read_limited_types
 -- Those of these types that have limits, and the names of the limits that several types share.
-SELECT {schema}.limited_types(%(types)s::text[]), ARRAY(
+SELECT {schema}.limited_types(%(types)s::text[], true), ARRAY(
     SELECT DISTINCT s.name FROM unnest(%(types)s::text[]) t (name),
         LATERAL {schema}.limits_of(split_part(t.name, ' ', 1), split_part(t.name, ' ', 2)) l,
         unnest(l.shared) s (name)

@@ -75,8 +75,7 @@ GRANT SELECT ON
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set
     TO {role};
 GRANT SELECT, UPDATE ON SEQUENCE
-    {schema}.armed, {schema}.alarm, {schema}.patience, {schema}.longer_patience,
-    {schema}.limited_lane_position_seq TO {role};
+    {schema}.armed, {schema}.alarm, {schema}.patience, {schema}.longer_patience TO {role};
 GRANT SELECT ON SEQUENCE
     {schema}.ready_id_seq, {schema}.scheduled_id_seq, {schema}.event_id_seq,
     {schema}.domain_event_id_seq, {schema}.tally_id_seq, {schema}.limits TO {role};
@@ -89,8 +88,9 @@ GRANT EXECUTE ON FUNCTION
     {schema}.cancel, {schema}.outcome, {schema}.batch_exists, {schema}.create_batch,
     {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.start_process,
     {schema}.signal_process, {schema}.wake, {schema}.wake_at, {schema}.notify, {schema}.domain_bit,
+    {schema}.limited_types, {schema}.move_arrived,
     {schema}.enqueue_unique, {schema}.take_unique_keys TO {role};
-GRANT SELECT ON SEQUENCE {schema}.armed, {schema}.alarm TO {role};
+GRANT SELECT ON SEQUENCE {schema}.armed, {schema}.alarm, {schema}.limits TO {role};
 -- For bulk sends, which COPY; without the columns of claims and attempts.
 GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts,
               batch_id, key, unique_key, expires_at) ON {schema}.ready TO {role};

@@ -32,19 +32,19 @@ WITH from_ready AS (
             AND {schema}.is_claimable(r.claimer, r.lease_until)
         LIMIT %(count)s
         FOR UPDATE SKIP LOCKED))
-    RETURNING command_id, batch_id, unique_key
+    RETURNING command_id, batch_id, unique_key, domain, type, key, priority, lane_position
 ), from_scheduled AS (
     DELETE FROM {schema}.scheduled WHERE ctid = ANY (ARRAY(
         SELECT s.ctid FROM {schema}.scheduled s WHERE s.domain = %(domain)s
         LIMIT %(count)s
         FOR UPDATE SKIP LOCKED))
-    RETURNING command_id, batch_id, unique_key
+    RETURNING command_id, batch_id, unique_key, domain, type, key, priority, lane_position
 ), from_limited AS (
     DELETE FROM {schema}.limited WHERE ctid = ANY (ARRAY(
         SELECT l.ctid FROM {schema}.limited l WHERE l.domain = %(domain)s
         LIMIT %(count)s
         FOR UPDATE SKIP LOCKED))
-    RETURNING command_id, batch_id, unique_key
+    RETURNING command_id, batch_id, unique_key, domain, type, key, priority, lane_position
 ), gone AS (
     TABLE from_ready UNION ALL TABLE from_scheduled UNION ALL TABLE from_limited
 ), identities AS (
@@ -56,8 +56,12 @@ WITH from_ready AS (
 ), unique_keys AS (
     DELETE FROM {schema}.unique_command u USING gone g
     WHERE u.domain = %(domain)s AND u.unique_key = g.unique_key AND u.command_id = g.command_id
+), turns AS (
+    SELECT {schema}.leave_turns(
+        array_agg(ROW(domain, type, key, priority)::{schema}.lane_key)) AS left
+    FROM gone WHERE lane_position IS NOT NULL
 ), tallies AS (
     INSERT INTO {schema}.tally (batch_id, total)
     SELECT batch_id, -count(*) FROM gone WHERE batch_id IS NOT NULL GROUP BY batch_id
 )
-SELECT count(*) FROM gone;
+SELECT count(*), (SELECT count(t.left) FROM turns t) FROM gone;

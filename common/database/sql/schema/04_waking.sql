@@ -108,15 +108,30 @@ BEGIN
 END
 $$;
 
--- The trigger of ready. VOLATILE here and in wake: a STABLE function would read the flag as of
--- the statement's beginning, and lose a node that arms meanwhile.
+-- The trigger of ready: wakes the nodes that wait, and moves what has a limit into its lane.
+-- VOLATILE here and in wake: a STABLE function would read the flag as of the statement's beginning,
+-- and lose a node that arms meanwhile. Lanes wake by themselves; without any limit, the number of
+-- their changes is 0.
 CREATE FUNCTION {schema}.wake_for_ready() RETURNS trigger
 LANGUAGE plpgsql VOLATILE
 AS $$
+DECLARE
+    limited text[] := '{}';
 BEGIN
+    IF (SELECT last_value FROM {schema}.limits) <> 0 THEN
+        limited := {schema}.limited_types(ARRAY(
+            SELECT DISTINCT domain || ' ' || type FROM arrived WHERE claimer IS NULL), false);
+        IF cardinality(limited) > 0 THEN
+            PERFORM {schema}.move_arrived(array_agg(domain), array_agg(priority), array_agg(id))
+            FROM arrived
+            WHERE claimer IS NULL AND domain || ' ' || type = ANY (limited);
+        END IF;
+    END IF;
     IF (SELECT last_value FROM {schema}.armed) <> 0 THEN
         PERFORM {schema}.wake(domain)
-        FROM (SELECT DISTINCT domain FROM arrived WHERE claimer IS NULL) d;
+        FROM (SELECT DISTINCT domain FROM arrived
+              WHERE claimer IS NULL
+                  AND (limited = '{}' OR domain || ' ' || type <> ALL (limited))) d;
     END IF;
     RETURN NULL;
 END

@@ -77,6 +77,9 @@ BEGIN
     )
     SELECT array_agg(g.taken) INTO taken
     FROM (TABLE from_ready UNION ALL TABLE from_scheduled UNION ALL TABLE from_limited) g;
+    PERFORM {schema}.leave_turns(ARRAY(
+        SELECT ROW(t.domain, t.type, t.key, t.priority)::{schema}.lane_key
+        FROM unnest(taken) t WHERE t.lane_position IS NOT NULL));
     RETURN {schema}.end_canceled(
         coalesce(taken, '{}'), 'EXPIRED', 'it expired before a worker started it', NULL, NULL);
 END

@@ -207,6 +207,7 @@ DECLARE
     event_attempt smallint;
     event_claimed_at timestamptz;
     waiting_caller bigint;
+    lanes {schema}.lane_key[];
 BEGIN
     WITH from_ready AS (
         DELETE FROM {schema}.ready r
@@ -233,10 +234,13 @@ BEGIN
         priority, attempts, losses, max_attempts, max_attempts, domain, type, reply_to, data,
         p_code, why, batch_id, caller, key, unique_key, lane_position, expires_at
     FROM (TABLE from_ready UNION ALL TABLE from_scheduled UNION ALL TABLE from_limited) gone
-    RETURNING attempts, claimed_at, caller INTO event_attempt, event_claimed_at, waiting_caller;
+    RETURNING attempts, claimed_at, caller, CASE WHEN lane_position IS NOT NULL
+        THEN ARRAY[ROW(domain, type, key, priority)::{schema}.lane_key] END
+    INTO event_attempt, event_claimed_at, waiting_caller, lanes;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
+    PERFORM {schema}.leave_turns(lanes);
     BEGIN
         INSERT INTO {schema}.event (
             claimer, claimed_at, token, command_id, attempt, domain, kind, code, message, details)

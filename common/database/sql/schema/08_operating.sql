@@ -76,6 +76,9 @@ BEGIN
             WHERE r.domain || '' = p_domain AND r.command_id = k.command_id
                 AND (p_running OR {schema}.is_claimable(r.claimer, r.lease_until))
             FOR UPDATE) q);
+    PERFORM {schema}.leave_turns(ARRAY(
+        SELECT ROW(r.domain, r.type, r.key, r.priority)::{schema}.lane_key
+        FROM {schema}.ready r WHERE r.ctid = ANY (ctids) AND r.lane_position IS NOT NULL));
     RETURN QUERY
     DELETE FROM {schema}.ready r WHERE r.ctid = ANY (ctids) RETURNING r.*;
     ctids := ARRAY(
@@ -83,6 +86,9 @@ BEGIN
             SELECT s.ctid FROM {schema}.scheduled s
             WHERE s.domain = p_domain AND s.command_id = k.command_id
             FOR UPDATE) q);
+    PERFORM {schema}.leave_turns(ARRAY(
+        SELECT ROW(s.domain, s.type, s.key, s.priority)::{schema}.lane_key
+        FROM {schema}.scheduled s WHERE s.ctid = ANY (ctids) AND s.lane_position IS NOT NULL));
     RETURN QUERY
     DELETE FROM {schema}.scheduled s WHERE s.ctid = ANY (ctids) RETURNING s.*;
     ctids := ARRAY(

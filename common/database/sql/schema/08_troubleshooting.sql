@@ -13,6 +13,7 @@ DECLARE
     resolved bigint;
     replied bigint;
     batch_ids uuid[];
+    lanes {schema}.lane_key[];
     failure json := json_build_object('code', 'CANCELED', 'message', p_reason, 'details', NULL);
 BEGIN
     PERFORM {schema}.ensure_partition();
@@ -52,8 +53,11 @@ BEGIN
             reply_to, command_id, type, correlation_id,
             CASE p_action WHEN 'CANCEL' THEN 'CANCELED' ELSE 'SUCCESS' END,
             CASE p_action WHEN 'CANCEL' THEN failure ELSE p_result END)::text END),
-        array_agg(batch_id) FILTER (WHERE p_action <> 'RETRY' AND batch_id IS NOT NULL)
-    INTO resolved, replied, batch_ids FROM gone;
+        array_agg(batch_id) FILTER (WHERE p_action <> 'RETRY' AND batch_id IS NOT NULL),
+        array_agg(ROW(domain, type, key, priority)::{schema}.lane_key) FILTER (
+            WHERE lane_position IS NOT NULL)
+    INTO resolved, replied, batch_ids, lanes FROM gone;
+    PERFORM {schema}.leave_turns(lanes);
     IF batch_ids IS NOT NULL THEN
         PERFORM {schema}.end_in_batches(
             batch_ids, CASE p_action WHEN 'CANCEL' THEN 'CANCELED' ELSE 'COMPLETED' END);

@@ -142,6 +142,8 @@ BEGIN
         IF refusal IS NOT NULL THEN
             DELETE FROM {schema}.ready r
             WHERE r.domain || '' = p_domain AND r.command_id = p_start_id;
+            DELETE FROM {schema}.limited l
+            WHERE l.domain || '' = p_domain AND l.command_id = p_start_id;
         END IF;
     END IF;
     IF refusal IS NOT NULL THEN

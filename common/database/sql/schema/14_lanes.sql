@@ -61,30 +61,34 @@ CREATE CONSTRAINT TRIGGER wake AFTER INSERT ON {schema}.turn
     FOR EACH ROW EXECUTE FUNCTION {schema}.wake_for_turn();
 ALTER TABLE {schema}.turn ENABLE ALWAYS TRIGGER wake;
 
--- The limits of a type: of its own, or of its domain. No row: it has none.
+-- The limits of a type: of its own, or of its domain. No row: it has none. A domain's limits do not
+-- hold for replies and for the commands of process managers, which would wait for those that wait
+-- for them.
 CREATE FUNCTION {schema}.limits_of(p_domain text, p_type text)
 RETURNS TABLE (own text, shared text[])
 LANGUAGE sql STABLE
 AS $$
     SELECT t.own, t.shared FROM {schema}.limited_type t
-    WHERE t.domain = p_domain AND t.type IN (p_type, '')
+    WHERE t.domain = p_domain AND t.type IN (
+        p_type, CASE WHEN p_type <> 'Reply' AND p_type NOT LIKE 'process:%' THEN '' END)
     ORDER BY t.type DESC LIMIT 1
 $$;
 
--- Those of these types ('domain type') that have a limit, or commands that still wait as if they
--- had one.
-CREATE FUNCTION {schema}.limited_types(p_types text[]) RETURNS text[]
+-- Those of these types ('domain type') that have a limit or, with p_waiting, commands that still
+-- wait as if they had one.
+CREATE FUNCTION {schema}.limited_types(p_types text[], p_waiting boolean) RETURNS text[]
 LANGUAGE sql STABLE SECURITY DEFINER
 AS $$
     SELECT coalesce(array_agg(t.name), '{}') FROM (
         SELECT name, split_part(name, ' ', 1) AS domain, split_part(name, ' ', 2) AS type
         FROM unnest(p_types) n (name)) t
     WHERE EXISTS (SELECT FROM {schema}.limits_of(t.domain, t.type))
-        OR EXISTS (SELECT FROM {schema}.limited w WHERE w.domain = t.domain AND w.type = t.type)
+        OR p_waiting AND EXISTS (SELECT FROM {schema}.limited w WHERE w.domain = t.domain AND w.type = t.type)
 $$;
 
--- Moves commands of ready into their lanes: those whose senders knew of no limit, retries that are
--- due, and claims that were released or lost. Called by claim, which has locked them.
+-- Moves commands of ready into their lanes: those that arrive and, for a claim that has locked
+-- them, those that were there before their limit, or whose claim was released or lost. Their
+-- positions are the ids that they had in ready, which are in the order of sending.
 CREATE FUNCTION {schema}.move_into_lanes(p_ctids tid[]) RETURNS void
 LANGUAGE sql VOLATILE
 AS $$
@@ -98,8 +102,21 @@ AS $$
     SELECT token, losses + (claimer IS NOT NULL)::integer, claimed_at, created_at, due_at,
         command_id, correlation_id, priority, attempts, max_attempts, domain, type, reply_to, data,
         error_code, error_message, batch_id, caller, key, unique_key,
-        coalesce(lane_position, nextval('{schema}.limited_lane_position_seq')), expires_at
-    FROM gone ORDER BY priority, id
+        coalesce(lane_position, id), expires_at
+    FROM gone
+$$;
+
+-- Moves those of these types that have just arrived in ready into their lanes; called by the
+-- trigger of ready.
+CREATE FUNCTION {schema}.move_arrived(p_domains text[], p_priorities smallint[], p_ids bigint[])
+RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER
+AS $$
+    SELECT {schema}.move_into_lanes(ARRAY(
+        SELECT r.ctid
+        FROM unnest(p_domains, p_priorities, p_ids) a (domain, priority, id), LATERAL (
+            SELECT r.ctid FROM {schema}.ready r
+            WHERE r.domain = a.domain AND r.priority = a.priority AND r.id = a.id) r))
 $$;
 
 -- Gives each lane in which commands wait a turn, as its limits may have changed, and lets running
@@ -108,7 +125,7 @@ CREATE FUNCTION {schema}.limits_changed() RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
-    UPDATE {schema}.ready r SET lane_position = nextval('{schema}.limited_lane_position_seq')
+    UPDATE {schema}.ready r SET lane_position = r.id
     WHERE r.ctid = ANY (ARRAY(
         SELECT q.ctid FROM {schema}.ready q
         WHERE q.claimer IS NOT NULL AND q.lane_position IS NULL

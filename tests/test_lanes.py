@@ -1,0 +1,187 @@
+"""Commands that wait at a limit: places, order, rates, shared limits, and who claims them."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import SOON, handling, running
+from queries import count, rows
+
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
+
+WITHIN_S = 20
+
+
+def limit(connection: psycopg.Connection, name: str = "payments Debit", **values: Any) -> None:
+    places = "".join(f", p_{column} => %({column})s" for column in values)
+    query = f"SELECT cmdbus.set_limit(%(name)s, %(given)s, 'ann', 'test'{places})"
+    given = {"name": name, "given": list(values), **values}
+    assert connection.execute(query.encode(), given).fetchall() == [(None,)]
+
+
+class Watched:
+    """A handler that counts those of each key that run at once."""
+
+    def __init__(self, holds: bool = False) -> None:
+        self._lock = threading.Lock()
+        self.running = Counter[object]()
+        self.peaks = Counter[object]()
+        self.begun: list[Any] = []
+        self.may_end = threading.Event()
+        if not holds:
+            self.may_end.set()
+
+    def __call__(self, command: Command, context: Context) -> None:
+        key = command.data[0] if isinstance(command.data, list) else None
+        with self._lock:
+            self.begun.append(command.data)
+            self.running[key] += 1
+            self.peaks[key] = max(self.peaks[key], self.running[key])
+        assert self.may_end.wait(WITHIN_S)
+        with self._lock:
+            self.running[key] -= 1
+
+
+def debit(key: str | None = None, data: Any = None, **options: Any) -> SendRequest:
+    return SendRequest("payments", "Debit", data if data is not None else [key], key=key, **options)
+
+
+@contextmanager
+def fleet_of_two(dsn: str, registry: HandlerRegistry) -> Iterator[None]:
+    with running(dsn, registry, concurrency=4), running(dsn, registry, concurrency=4):
+        yield
+
+
+def nothing_waits(connection: psycopg.Connection) -> bool:
+    return not any(count(connection, table) for table in ("ready", "limited", "scheduled"))
+
+
+@pytest.mark.parametrize("sent", ["before the limit", "after it"])
+def test_no_more_of_a_key_run_at_once_than_its_limit_lets(
+    dsn: str, connection: psycopg.Connection, sent: str
+) -> None:
+    handler = Watched(holds=True)
+    requests = [debit(key) for _ in range(20) for key in ("a", "b", None)]
+    with CommandBus(dsn) as bus:
+        if sent == "before the limit":
+            bus.send_many(requests)
+        limit(connection, concurrency=2)
+        if sent == "after it":
+            bus.send_many(requests)
+        with fleet_of_two(dsn, handling(handler)):
+            eventually(lambda: handler.running == {"a": 2, "b": 2, None: 2}, WITHIN_S)
+            handler.may_end.set()
+            eventually(lambda: nothing_waits(connection), WITHIN_S)
+    assert handler.peaks == {"a": 2, "b": 2, None: 2}
+    assert count(connection, "turn") == 0
+
+
+def test_a_full_key_keeps_no_other_one_from_running(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    limit(connection, concurrency=1)
+    held = Watched(holds=True)
+    with CommandBus(dsn) as bus:
+        bus.send_many([debit("a")] * 200)
+        with running(dsn, handling(held), concurrency=4):
+            eventually(lambda: held.running["a"] == 1, WITHIN_S)
+            bus.send_many([debit("b"), debit("c")])
+            eventually(lambda: held.running == {"a": 1, "b": 1, "c": 1}, WITHIN_S)
+            held.may_end.set()
+
+
+def test_an_ordered_key_runs_in_the_order_of_sending_also_after_retries(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    limit(connection, ordered=True)
+    failed, done = set[int](), list[int]()
+
+    def fail_once(command: Command, context: Context) -> None:
+        number = command.data
+        if number % 3 == 0 and number not in failed:
+            failed.add(number)
+            raise RuntimeError("once")
+        done.append(number)
+
+    with CommandBus(dsn) as bus:
+        for number in range(12):
+            bus.send("payments", "Debit", number, key="a", priority=10 - number % 3)
+        with fleet_of_two(dsn, handling(fail_once, retry=SOON)):
+            eventually(lambda: len(done) == 12, WITHIN_S)
+    assert done == [*range(12)]
+
+
+@pytest.mark.parametrize(("on_trouble", "then"), [("block", [0]), ("skip", [0, 1, 2])])
+def test_a_command_in_troubleshooting_holds_its_ordered_key_or_lets_it_go_on(
+    dsn: str, connection: psycopg.Connection, on_trouble: str, then: list[int]
+) -> None:
+    limit(connection, ordered=True, on_trouble=on_trouble)
+    begun = list[int]()
+
+    def fail_first(command: Command, context: Context) -> None:
+        begun.append(command.data)
+        if command.data == 0 and begun.count(0) == 1:
+            raise RuntimeError("broken")
+
+    with CommandBus(dsn) as bus:
+        ids = [
+            bus.send("payments", "Debit", number, key="a", max_attempts=1) for number in range(3)
+        ]
+        with fleet_of_two(dsn, handling(fail_first)):
+            eventually(lambda: count(connection, "troubleshooting") == 1, WITHIN_S)
+            other = bus.send("payments", "Debit", 9, key="b")
+            bus.wait("payments", other, timeout=WITHIN_S)
+            eventually(lambda: [n for n in begun if n < 9] == then, WITHIN_S)
+            bus.troubleshooting.retry("payments", ids[0], operator="ann", reason="mended")
+            eventually(lambda: nothing_waits(connection), WITHIN_S)
+    assert [n for n in begun if n < 9] == ([0, 0, 1, 2] if on_trouble == "block" else [0, 1, 2, 0])
+
+
+def test_a_rate_lets_no_more_start_in_any_window(dsn: str, connection: psycopg.Connection) -> None:
+    per_second, burst = 50.0, 5
+    limit(connection, starts_per_second=per_second, burst=burst)
+    handler = Watched()
+    with CommandBus(dsn) as bus:
+        bus.send_many([debit("a")] * 60)
+        with fleet_of_two(dsn, handling(handler)):
+            eventually(lambda: nothing_waits(connection), WITHIN_S)
+    starts = [
+        row[0].timestamp()
+        for row in rows(dsn, "SELECT claimed_at FROM cmdbus.finished ORDER BY claimed_at")
+    ]
+    assert len(starts) == 60
+    for first in range(60):
+        for last in range(first, 60):
+            allowed = burst + (starts[last] - starts[first]) * per_second
+            assert last - first + 1 <= allowed * 1.01 + 0.001
+
+
+def test_a_shared_limit_holds_for_its_types_together_and_none_of_them_starves(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    connection.execute(
+        """SELECT cmdbus.declare_limits('test', '[{
+            "name": "stripe", "concurrency": 2, "covers": ["payments Debit", "payments Refund"]}]')
+        """
+    )
+    handler = Watched(holds=True)
+    registry = handling(handler)
+    registry.register("payments", "Refund", handler)
+    with CommandBus(dsn) as bus:
+        bus.send_many(
+            [
+                SendRequest("payments", type, [None])
+                for _ in range(15)
+                for type in ("Debit", "Refund")
+            ]
+        )
+        with fleet_of_two(dsn, registry):
+            eventually(lambda: handler.running == {None: 2}, WITHIN_S)
+            handler.may_end.set()
+            eventually(lambda: nothing_waits(connection), WITHIN_S)
+    assert handler.peaks == {None: 2}
