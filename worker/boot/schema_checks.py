@@ -106,13 +106,13 @@ def _check_triggers(connection: Connection, schema: str) -> Iterator[Check]:
 def _check_sequences(connection: Connection, schema: str) -> Iterator[Check]:
     behind = connection.execute(statement("read_sequences", schema)).fetchall()
     if behind:
-        tables = ", ".join(name for name, _ in behind)
+        tables = ", ".join(name for name, _, _ in behind)
         sentence = (
             f"sequences of schema {schema!r} are behind the ids of {tables}, as after "
             f"logical replication or a restore of data alone: sends get ids that exist, and fail"
         )
         repairs = (
-            f"run SELECT setval('{schema}.{name}_{column}_seq', max({column})) FROM {schema}.{name}"
-            for name, column in behind
+            f"run SELECT setval('{schema}.{sequence}', max({column})) FROM {schema}.{name}"
+            for name, column, sequence in behind
         )
         yield Check("sequences", Finding.FATAL, sentence, "; ".join(repairs))

@@ -20,7 +20,7 @@ WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
     wanted AS (
         SELECT unnest(tables) AS relname, privileges
         FROM (VALUES
-            ('{ready,scheduled,limited,lease,waiter,node}'::text[],
+            ('{ready,scheduled,limited,lane,shared_state,turn,lease,waiter,node}'::text[],
              '{SELECT,INSERT,UPDATE,DELETE}'::text[]),
             ('{troubleshooting,finished,event,incarnation,tally}', '{SELECT,INSERT}'),
             ('{command,batch,batch_state,domain,domain_event,migration}', '{SELECT}'),
@@ -28,8 +28,7 @@ WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
             ('{limit_in_force,limited_type,limit_declared,limit_set,limits}', '{SELECT}'),
             ('{ready_id_seq,scheduled_id_seq,event_id_seq,domain_event_id_seq,tally_id_seq}',
              '{SELECT}'),
-            ('{armed,alarm,patience,longer_patience,limited_lane_position_seq}',
-             '{SELECT,UPDATE}')) v (tables, privileges)
+            ('{armed,alarm,patience,longer_patience}', '{SELECT,UPDATE}')) v (tables, privileges)
     )
 SELECT 'USAGE on the schema' FROM home WHERE NOT has_schema_privilege(oid, 'USAGE')
 UNION ALL
@@ -71,9 +70,9 @@ WHERE c.oid IN ('{schema}.ready'::regclass, '{schema}.scheduled'::regclass)
 ORDER BY 1;
 
 -- name: read_sequences
--- Tables with a row whose id their sequence has not reached, and the id's column. In ready, where
--- it would be a duplicate, the highest id of each domain and priority is read; elsewhere the ids of
--- some rows.
+-- Tables with a row whose id their sequence has not reached, the id's column, and the sequence. In
+-- ready, where it would be a duplicate, the highest id of each domain and priority is read; elsewhere
+-- the ids of some rows.
 WITH RECURSIVE queue AS (
     (SELECT domain, priority FROM {schema}.ready ORDER BY domain, priority LIMIT 1)
     UNION ALL
@@ -97,9 +96,9 @@ WITH RECURSIVE queue AS (
     UNION ALL
     SELECT 'tally', 'id', max(id) FROM (SELECT id FROM {schema}.tally LIMIT 1000) t
 )
-SELECT name, id_column FROM found
-WHERE id > coalesce(
-    pg_sequence_last_value(('{schema}.' || name || '_' || id_column || '_seq')::regclass), 0);
+SELECT f.name, f.id_column, s.name FROM found f, LATERAL (
+    SELECT CASE f.name WHEN 'limited' THEN 'ready' ELSE f.name END || '_id_seq') s (name)
+WHERE f.id > coalesce(pg_sequence_last_value(('{schema}.' || s.name)::regclass), 0);
 
 -- name: read_budget
 -- The limits on connections for this role, -1 for none, and the number of other connections,

@@ -86,6 +86,7 @@ CREATE TABLE {schema}.limited (LIKE {schema}.ready INCLUDING DEFAULTS);
 ALTER TABLE {schema}.limited
     ALTER COLUMN id DROP NOT NULL,
     ALTER COLUMN lane_position SET NOT NULL,
+    ALTER COLUMN lane_position SET DEFAULT nextval('{schema}.ready_id_seq'),
     -- Finds a command; see ready_command.
     ADD PRIMARY KEY (command_id, lane_position);
 

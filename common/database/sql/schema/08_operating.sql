@@ -178,7 +178,6 @@ DECLARE
     -- One time for all inserts: with more, a due time between them would write the row twice.
     present timestamptz;
     was_moved boolean;
-    lanes {schema}.lane_key[];
 BEGIN
     -- A repetition waits for the first try: else `take` would find what that has moved meanwhile.
     PERFORM pg_advisory_xact_lock(p_call) WHERE p_call IS NOT NULL;
@@ -241,13 +240,7 @@ BEGIN
                     'priority_before', priority)
             FROM moved
         )
-        SELECT count(*) > 0, array_agg(ROW(domain, type, key, priority)::{schema}.lane_key) FILTER (
-            WHERE id IS NOT NULL AND lane_position IS NOT NULL AND claimed_at IS NULL
-                AND new_due_at > present)
-        INTO was_moved, lanes FROM moved;
-        IF lanes IS NOT NULL THEN
-            PERFORM {schema}.leave_turns(lanes);
-        END IF;
+        SELECT count(*) > 0 INTO was_moved FROM moved;
         IF was_moved THEN
             RETURN 'waiting';
         END IF;
