@@ -262,4 +262,6 @@ def test_a_sequence_behind_its_positions_is_found(dsn: str, bus: CommandBus) -> 
         behind = statement("read_sequences", "cmdbus")
         assert connection.execute(behind).fetchall() == []
         connection.execute("SELECT setval('cmdbus.ready_id_seq', 1)")
-        assert connection.execute(behind).fetchall() == [("limited", "lane_position", "ready_id_seq")]
+        assert connection.execute(behind).fetchall() == [
+            ("limited", "lane_position", "ready_id_seq")
+        ]
