@@ -80,22 +80,34 @@ class DuplicateCommandError(SendRefusedError):
 
 
 class QueueFullError(SendRefusedError):
-    """As many commands wait as the domain's max_depth allows, or more were sent at once."""
+    """As many commands wait as the domain's max_depth or, with one key, its max_waiting_per_key
+    allows, or more were sent at once."""
 
     def __init__(
-        self, domain: str, depth: int, max_depth: int, retry_after: float, count: int = 1
+        self,
+        domain: str,
+        depth: int,
+        max_depth: int,
+        retry_after: float,
+        count: int = 1,
+        key: str | None = None,
     ) -> None:
-        """`count`: the commands of the send."""
+        """`count`: the commands of the send. With a `key` the numbers are about it."""
         self.domain = domain
+        #: None if the whole domain is full.
+        self.key = key
         self.depth = depth
         self.max_depth = max_depth
         #: Seconds after which another try makes sense, as for an HTTP 429.
         self.retry_after = retry_after
+        what, limit = f"domain {domain!r}", "max_depth"
+        if key is not None:
+            what, limit = f"key {key!r} of {what}", "max_waiting_per_key"
         super().__init__(
-            f"domain {domain!r} never takes {count} commands at once: its max_depth is "
-            f"{max_depth}; send fewer at once"
+            f"{what} never takes {count} commands at once: its {limit} is {max_depth}; "
+            f"send fewer at once"
             if count > max_depth
-            else f"domain {domain!r} is full: its depth is {depth}, its max_depth {max_depth}; "
+            else f"{what} is full: its depth is {depth}, its {limit} {max_depth}; "
             f"send again in {retry_after:.0f} s"
         )
 

@@ -24,6 +24,7 @@ ARGUMENTS = {
     "depth": 5,
     "max_depth": 5,
     "count": 1,
+    "key": "tenant-42",
     "command_id": ID,
     "batch_id": ID,
     "process_id": ID,

@@ -31,7 +31,7 @@ def test_domains_are_listed_shown_and_configured(bus: CommandBus, run: Run) -> N
     [record] = bus.domains("payments")
     assert (record.max_depth, record.warn_depth, record.accepting) == (None, 5, True)
     lines = done(run("domain", "list")).splitlines()
-    assert lines[1].split() == ["payments", "accepted", "active", "1", "5", "-", "36h"]
+    assert lines[1].split() == ["payments", "accepted", "active", "1", "5", "-", "-", "36h"]
     assert "keep        1m after" in done(run("domain", "configure", "orders", "--keep", "0s"))
     listed = json.loads(done(run("domain", "list", "--json")))["domains"]
     keeps = [(each["domain"], each["keep"]) for each in listed]

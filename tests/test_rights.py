@@ -47,7 +47,8 @@ RIGHTS = {
             *("admit", "already_sent", "batch_exists", "cancel", "cancel_batch"),
             *("cancel_in_batch", "create_batch", "domain_bit", "enqueue", "enqueue_unique"),
             *("identify", "notify", "outcome", "send", "signal_process", "start_process"),
-            *("limited_types", "move_arrived", "take_unique_keys", "wake", "wake_at"),
+            *("find_full_key", "limited_types", "move_arrived", "take_unique_keys"),
+            *("wake", "wake_at"),
         ],
         "INSERT": [
             *[f"ready.{column}" for column in SENDERS],

@@ -134,7 +134,8 @@ class CommandBus(Batches, Processes, Explaining):
         (seconds, a timedelta or an aware datetime) is CANCELED with the code EXPIRED.
 
         Raises DuplicateCommandError for an id that was sent before, QueueFullError (with
-        `retry_after`) above the domain's max_depth, and ShutdownError for a closed domain.
+        `retry_after`) above the domain's max_depth or, with its `key`, above its
+        max_waiting_per_key, and ShutdownError for a closed domain.
         """
         options = priority, delay, run_at, correlation_id, reply_to, max_attempts, key, expires
         request = SendRequest(domain, type, data, command_id, *options)

@@ -14,9 +14,9 @@ MAX_KEEP = timedelta(days=36525)
 def check_settings(settings: Mapping[str, object]) -> None:
     """The settings to change; None removes a limit."""
     if not settings:
-        names = "accepting, max_depth, warn_depth, keep"
+        names = "accepting, max_depth, warn_depth, max_waiting_per_key, keep"
         raise ValueError(f"configure needs at least one setting: {names}")
-    for name in ("max_depth", "warn_depth"):
+    for name in ("max_depth", "warn_depth", "max_waiting_per_key"):
         if settings.get(name) is not None:
             check_whole(name, settings[name], 1)
     keep = settings.get("keep", timedelta(0))

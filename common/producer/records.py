@@ -183,6 +183,7 @@ class DomainRecord:
     accepting: bool
     max_depth: int | None
     warn_depth: int | None
+    max_waiting_per_key: int | None
     #: How long finished commands stay, and their ids are known.
     keep: timedelta
     #: The sum of all types.
@@ -240,8 +241,8 @@ def domains_of(rows: Iterable[Sequence[Any]]) -> list[DomainRecord]:
 
 def _domain_of(rows: Sequence[Sequence[Any]]) -> DomainRecord:
     types = {row[1]: Waiting(*row[2:8]) for row in rows if row[1] is not None}
-    domain, *_, paused, accepting, max_depth, warn_depth, keep, _ = rows[0]
-    settings = paused, accepting, max_depth, warn_depth, keep
+    domain, *_, paused, accepting, max_depth, warn_depth, most_of_key, keep, _ = rows[0]
+    settings = paused, accepting, max_depth, warn_depth, most_of_key, keep
     unhandled = [row[1] for row in rows if row[-1]]
     return DomainRecord(domain, *settings, sum(types.values(), Waiting()), types, unhandled)
 

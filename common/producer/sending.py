@@ -1,7 +1,7 @@
 """How checked commands are written.
 
     one:   enqueue                              one round trip
-    many:  admit, identify, copy                one transaction
+    many:  admit, identify, copy                one transaction (with keys: find_full_key, too)
 
 A refused send has written nothing, and a caller's transaction stays usable.
 """
@@ -16,7 +16,7 @@ from uuid import UUID
 
 import psycopg
 
-from cmdbus.checks import check_id, check_name
+from cmdbus.checks import check_id, check_key, check_name
 from cmdbus.database.pool import Connection
 from cmdbus.errors import DuplicateCommandError, QueueFullError, ShutdownError
 from cmdbus.producer.depth import DepthAlarm, retry_after
@@ -96,7 +96,7 @@ class Sender:
             raise DuplicateCommandError(command.domain, [command.command_id])
         if admission.refusal == "early":
             raise ValueError(EXPIRES_EARLY)
-        self.check_admission(command.domain, admission, 1)
+        self.check_admission(command.domain, admission, 1, command.key)
 
     def send_all(
         self, connection: Connection, bulk: BulkSend, check: Check, attempt: SendAttempt
@@ -127,6 +127,8 @@ class Sender:
         admitted = self._store.rows(connection, "admit", domains=domains, counts=counts)
         for domain, *result, _ in admitted:
             self.check_admission(domain, AdmissionResult(*result), bulk.counts[domain])
+        if "key" in bulk.seldom:
+            self._check_keys(connection, bulk.requests)
         self.identify(connection, bulk, call)
         # Checked while they are copied, so that both processes work at once.
         commands = map(check, bulk.requests, bulk.ids)
@@ -188,17 +190,34 @@ class Sender:
             domain = refused[0][0]
             raise DuplicateCommandError(domain, [id_ for d, id_, _ in refused if d == domain])
 
-    def check_admission(self, domain: str, admission: AdmissionResult, count: int) -> None:
+    def _check_keys(self, connection: Connection, requests: Sequence[SendRequest]) -> None:
+        counts = Counter(
+            (request.domain, check_key("key", request.key))
+            for request in requests
+            if request.key is not None
+        )
+        domains, keys = map(list, zip(*counts, strict=True))
+        values = {"domains": domains, "keys": keys, "counts": list(counts.values())}
+        [found] = self._store.rows(connection, "find_full_key", **values)
+        domain, key, depth, max_depth, oldest_age = found
+        if key is not None:
+            refused = AdmissionResult("key_full", depth, max_depth, None, oldest_age)
+            self.check_admission(domain, refused, counts[domain, key], key)
+
+    def check_admission(
+        self, domain: str, admission: AdmissionResult, count: int, key: str | None = None
+    ) -> None:
         """Raises if a domain's limits forbid the send; warns if its depth does."""
         if admission.refusal == "closed":
             raise ShutdownError(domain)
-        if admission.refusal == "full":
+        if admission.refusal in ("full", "key_full"):
             raise QueueFullError(
                 domain,
                 admission.depth or 0,
                 admission.max_depth or 0,
                 retry_after(admission.oldest_age or 0.0),
                 count,
+                key if admission.refusal == "key_full" else None,
             )
         assert admission.refusal in (None, "repeated"), admission
         if admission.depth is None:

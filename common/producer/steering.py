@@ -189,6 +189,7 @@ class Steering:
         *,
         max_depth: int | None = NOT_GIVEN,
         warn_depth: int | None = NOT_GIVEN,
+        max_waiting_per_key: int | None = NOT_GIVEN,
         keep: timedelta = NOT_GIVEN,
         accepting: bool = NOT_GIVEN,
         operator: str | None = None,
@@ -199,13 +200,15 @@ class Steering:
 
         `max_depth` is how many commands may wait before sends are refused (concurrent senders
         can pass it by their uncommitted ones), and `warn_depth` before senders log a warning.
+        `max_waiting_per_key` is how many with one key may wait before sends with that key are
+        refused; others are not.
         `keep` is how long finished commands, their audit trails and their ids stay: 7 days by
         default, and at least a minute. A fleet removes them within a tenth of `keep` more, at
         least a minute and at most an hour; then their ids can be sent again. `accepting=False`
         refuses all sends. A change is recorded with `operator` and `reason`; see `domain_audit`.
         """
         given: dict[str, object] = {"max_depth": max_depth, "warn_depth": warn_depth}
-        given |= {"keep": keep, "accepting": accepting}
+        given |= {"max_waiting_per_key": max_waiting_per_key, "keep": keep, "accepting": accepting}
         settings = {name: value for name, value in given.items() if value is not NOT_GIVEN}
         check_settings(settings)
         self._configure(domain, settings, check_remark(operator, reason), connection)

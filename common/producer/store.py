@@ -23,7 +23,7 @@ _COPY_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r
 class AdmissionResult(NamedTuple):
     """The reply of a domain to commands that arrive; see admit and enqueue in the schema."""
 
-    #: None, "closed", "full", "duplicate", "early" or "repeated".
+    #: None, "closed", "full", "key_full", "duplicate", "early" or "repeated".
     refusal: str | None
     #: Commands that wait, counted only where the domain has limits.
     depth: int | None

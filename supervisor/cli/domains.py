@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _STATUS_HEAD = ("", "READY", "LATER", "LIMITED", "RUNNING", "TROUBLE", "OLDEST")
 #: What ended within this time stays, whatever its domain keeps: see the function retain_domain.
 _MIN_KEPT = timedelta(minutes=1)
-_SETTINGS_HEAD = ("", "SENDS", "STATE", "DEPTH", "WARN AT", "FULL AT", "KEEP")
+_SETTINGS_HEAD = ("", "SENDS", "STATE", "DEPTH", "WARN AT", "FULL AT", "PER KEY", "KEEP")
 
 
 @click.command(
@@ -189,6 +189,13 @@ def show_(bus: "CommandBus", named: str) -> Shown:
     parse=limit,
     help="Number of waiting commands from which senders log a warning; `none`: never.",
 )
+@option(
+    "--max-waiting-per-key",
+    metavar="N",
+    parse=limit,
+    help="Number of waiting commands with one key from which sends with it are refused; `none`: no "
+    "limit.",
+)
 @time_option(
     "--keep",
     parse=span,
@@ -200,12 +207,13 @@ def show_(bus: "CommandBus", named: str) -> Shown:
 @with_bus
 def configure(bus: "CommandBus", named: str, **given: Any) -> Shown:
     settings = {key: value for key, value in given.items() if value is not None}
-    for key in ("max_depth", "warn_depth"):
+    for key in ("max_depth", "warn_depth", "max_waiting_per_key"):
         if settings.get(key) == NO_LIMIT:
             settings[key] = None
     if not set(settings) - {"operator", "reason"}:
         raise UsageProblem(
-            "no setting is given: --max-depth, --warn-depth, --keep, --accepting, --closed"
+            "no setting is given: --max-depth, --warn-depth, --max-waiting-per-key, --keep, "
+            "--accepting, --closed"
         )
     bus.configure(named, **settings)
     return _shown(bus, named)
@@ -232,6 +240,7 @@ def _row(record: "DomainRecord") -> tuple[object, ...]:
         record.all.depth,
         "-" if record.warn_depth is None else record.warn_depth,
         "-" if record.max_depth is None else record.max_depth,
+        "-" if record.max_waiting_per_key is None else record.max_waiting_per_key,
         _kept(record.keep),
     )
 
@@ -241,6 +250,8 @@ def _facts(record: "DomainRecord") -> Iterator[tuple[str, object]]:
     yield "paused", f"yes; to resume it: cmdbus resume {record.domain}" if record.paused else "no"
     yield "max depth", "none" if record.max_depth is None else record.max_depth
     yield "warn depth", _warned(record)
+    most = record.max_waiting_per_key
+    yield "per key", "no limit" if most is None else f"{most}: sends with the key are refused then"
     kept = _kept(max(record.keep, _MIN_KEPT))
     yield "keep", f"{kept} after they finish, commands and their ids are removed"
     yield "depth", record.all.depth

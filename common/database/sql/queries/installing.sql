@@ -84,7 +84,8 @@ GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};
 -- name: grant_producer
 -- May send and cancel, start processes and signal them; may read nothing of what others sent.
 GRANT EXECUTE ON FUNCTION
-    {schema}.send, {schema}.enqueue, {schema}.admit, {schema}.identify, {schema}.already_sent,
+    {schema}.send, {schema}.enqueue, {schema}.admit, {schema}.find_full_key, {schema}.identify,
+    {schema}.already_sent,
     {schema}.cancel, {schema}.outcome, {schema}.batch_exists, {schema}.create_batch,
     {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.start_process,
     {schema}.signal_process, {schema}.wake, {schema}.wake_at, {schema}.notify, {schema}.domain_bit,

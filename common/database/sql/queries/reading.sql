@@ -139,7 +139,7 @@ LIMIT %(limit)s;
 -- tables' indexes because all columns are text, and nothing is a CTE.
 SELECT c.domain, c.type, c.ready, c.scheduled, c.limited, c.in_progress, c.troubleshooting,
     c.oldest_age, coalesce(d.paused, false), coalesce(d.accepting, true), d.max_depth,
-    d.warn_depth, coalesce(d.keep, interval '7 days'),
+    d.warn_depth, d.max_waiting_per_key, coalesce(d.keep, interval '7 days'),
     c.ready + c.limited > 0 AND c.in_progress = 0 AND c.oldest_age >= %(unhandled_after)s
         AND NOT coalesce(d.paused, false) AND NOT {schema}.is_handled(c.domain, c.type)
 FROM (

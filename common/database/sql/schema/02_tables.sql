@@ -255,6 +255,7 @@ CREATE TABLE {schema}.domain (
     paused boolean NOT NULL DEFAULT false,
     max_depth integer CHECK (max_depth > 0),
     warn_depth integer CHECK (warn_depth > 0),
+    max_waiting_per_key integer CHECK (max_waiting_per_key > 0),
     keep interval NOT NULL DEFAULT '7 days'
         CHECK (keep BETWEEN interval '0' AND interval '36525 days'),
     -- When a steward last began to remove history that the domain no longer keeps.

@@ -64,6 +64,54 @@ BEGIN
 END
 $$;
 
+-- The first of these keys of which the domain takes no further commands, as many as p_counts says:
+-- how many wait, and how many may. key is NULL if there is none. Counts only where the domain has a
+-- limit, and only as far as it needs. Locks nothing.
+CREATE FUNCTION {schema}.find_full_key(
+    p_domains text[], p_keys text[], p_counts bigint[],
+    OUT domain text, OUT key text, OUT depth bigint, OUT max_depth integer,
+    OUT oldest_age double precision
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    wanted record;
+BEGIN
+    FOR wanted IN
+        SELECT k.domain, k.key, k.count, d.max_waiting_per_key AS most
+        FROM unnest(p_domains, p_keys, p_counts) k (domain, key, count)
+        JOIN {schema}.domain d ON d.name = k.domain
+        WHERE d.max_waiting_per_key IS NOT NULL
+    LOOP
+        SELECT count(*), extract(epoch FROM clock_timestamp() - min(since))
+        INTO depth, oldest_age
+        FROM (
+            (SELECT r.created_at AS since FROM {schema}.ready r
+             WHERE r.domain = wanted.domain AND r.key = wanted.key
+                 AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+             ORDER BY r.domain, r.key, r.created_at
+             LIMIT wanted.most)
+            UNION ALL
+            (SELECT s.created_at FROM {schema}.scheduled s
+             WHERE s.domain = wanted.domain AND s.key = wanted.key
+             ORDER BY s.domain, s.key, s.created_at
+             LIMIT wanted.most)
+            UNION ALL
+            (SELECT l.created_at FROM {schema}.limited l
+             WHERE l.domain = wanted.domain AND l.key = wanted.key
+             ORDER BY l.domain, l.key, l.created_at
+             LIMIT wanted.most)
+        ) waiting;
+        IF depth + wanted.count > wanted.most THEN
+            domain := wanted.domain;
+            key := wanted.key;
+            max_depth := wanted.most;
+            RETURN;
+        END IF;
+    END LOOP;
+END
+$$;
+
 -- Whether a command is in any table.
 CREATE FUNCTION {schema}.exists_anywhere(p_domain text, p_command_id uuid) RETURNS boolean
 LANGUAGE sql STABLE
@@ -154,8 +202,8 @@ END
 $$;
 
 -- Puts one command into ready or, if it is due later, into scheduled. refusal: NULL (accepted),
--- 'closed', 'full', 'duplicate', 'early' (it would expire before it is due) or 'repeated' (accepted
--- when this call was tried before); nothing is written unless it is NULL. p_call is NULL in a
+-- 'closed', 'full', 'key_full' (depth and max_depth are the key's), 'duplicate', 'early' (it would
+-- expire before it is due) or 'repeated' (accepted when this call was tried before); nothing is written unless it is NULL. p_call is NULL in a
 -- caller's transaction: there identity also takes the bus's ids, because the caller learns them
 -- before the commit and may send one again. p_delay and p_expires are in seconds.
 CREATE FUNCTION {schema}.enqueue(
@@ -175,6 +223,7 @@ DECLARE
     locked text;
     was_sent boolean;
     has_settings boolean;
+    full_key record;
 BEGIN
     IF p_again THEN
         was_sent := {schema}.already_sent(p_domain, p_command_id, p_own, p_call, true);
@@ -203,6 +252,16 @@ BEGIN
         SELECT a.refusal, a.depth, a.max_depth, a.warn_depth, a.oldest_age
         INTO refusal, depth, max_depth, warn_depth, oldest_age
         FROM {schema}.admit(p_domain, 1) a;
+        IF refusal IS NULL AND p_key IS NOT NULL THEN
+            SELECT f.* INTO full_key
+            FROM {schema}.find_full_key(ARRAY[p_domain], ARRAY[p_key], ARRAY[1]) f;
+            IF full_key.key IS NOT NULL THEN
+                refusal := 'key_full';
+                depth := full_key.depth;
+                max_depth := full_key.max_depth;
+                oldest_age := full_key.oldest_age;
+            END IF;
+        END IF;
     END IF;
     IF refusal IS NULL AND (p_own OR p_call IS NULL) THEN
         SELECT i.refusal INTO refusal
@@ -304,6 +363,10 @@ BEGIN
             RAISE configuration_limit_exceeded USING MESSAGE = format(
                 'domain %s is full: its depth is %s, its max_depth %s; send again later',
                 p_domain, answer.depth, answer.max_depth);
+        WHEN 'key_full' THEN
+            RAISE configuration_limit_exceeded USING MESSAGE = format(
+                'key %s of domain %s is full: its depth is %s, its max_waiting_per_key %s; send again'
+                ' later', to_json(p_key), p_domain, answer.depth, answer.max_depth);
         WHEN 'closed' THEN
             RAISE object_not_in_prerequisite_state USING MESSAGE = format(
                 'domain %s does not accept commands: configure it with accepting=True', p_domain);

@@ -7,7 +7,8 @@ CREATE FUNCTION {schema}.configure_domain(
     p_domain text, p_given text[], p_operator text, p_reason text,
     p_accepting boolean DEFAULT NULL, p_paused boolean DEFAULT NULL,
     p_max_depth integer DEFAULT NULL, p_warn_depth integer DEFAULT NULL,
-    p_keep interval DEFAULT NULL, p_call bigint DEFAULT NULL, p_again boolean DEFAULT false
+    p_max_waiting_per_key integer DEFAULT NULL, p_keep interval DEFAULT NULL,
+    p_call bigint DEFAULT NULL, p_again boolean DEFAULT false
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -21,6 +22,8 @@ DECLARE
             THEN 'p_keep must be from 0 (finished commands stay for a minute) to 36525 days'
         WHEN p_max_depth <= 0 THEN 'p_max_depth must be at least 1, or NULL for no limit'
         WHEN p_warn_depth <= 0 THEN 'p_warn_depth must be at least 1, or NULL for no warning'
+        WHEN p_max_waiting_per_key <= 0
+            THEN 'p_max_waiting_per_key must be at least 1, or NULL for no limit'
     END;
 BEGIN
     IF problem IS NOT NULL THEN
@@ -39,6 +42,8 @@ BEGIN
         paused = coalesce(pauses, d.paused),
         max_depth = CASE WHEN 'max_depth' = ANY (p_given) THEN p_max_depth ELSE d.max_depth END,
         warn_depth = CASE WHEN 'warn_depth' = ANY (p_given) THEN p_warn_depth ELSE d.warn_depth END,
+        max_waiting_per_key = CASE WHEN 'max_waiting_per_key' = ANY (p_given)
+            THEN p_max_waiting_per_key ELSE d.max_waiting_per_key END,
         keep = CASE WHEN 'keep' = ANY (p_given) THEN p_keep ELSE d.keep END
     WHERE d.name = p_domain
     RETURNING {schema}.domain_settings(d, p_given) INTO after;

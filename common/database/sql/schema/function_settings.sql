@@ -13,6 +13,7 @@ BEGIN
              ' cancel_in_batch cancel_process cancel_processes_of_batch claim claim_in_lanes'
              ' claim_row claim_suspect claim_with_lanes complete count_process count_shared'
              ' end_batch_now end_batches end_step expire expire_step explain find_due find_expired'
+             ' find_full_key'
              ' fitting fold_batch leave_lanes let_wait_no_longer lock_lanes lock_processes'
              ' lock_shared lock_waiting measure_lanes move_into_lanes next_expiry next_opening'
              ' note_lost promote release renew renew_claim'
@@ -23,7 +24,7 @@ BEGIN
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
             -- In the order of an index.
             ('batch_keys cancel_in_batch cancel_limited cancel_of_key cancel_ready cancel_scheduled'
-             ' claim find_due'
+             ' claim find_due find_full_key'
              ' find_expired next_expiry promote retain_unique',
              'SET enable_sort = off'),
             -- An error, and not an empty queue, if row security hides commands from the role.
