@@ -56,7 +56,22 @@ class BusinessRuleError(CommandError):
 
 
 class SendRefusedError(CmdbusError):
-    """Nothing was sent."""
+    """Nothing was sent. A hook of sends raises it to refuse a request."""
+
+    code: str = ""
+    message: str = ""
+    #: Of the request that a hook refused, and of others where the domain refused it.
+    domain: str | None = None
+    type: str | None = None
+
+    def __init__(self, code: str, message: str | None = None) -> None:
+        """A code of the application's, if it has one, and a message."""
+        super().__init__(code) if message is None else super().__init__(code, message)
+        self.code, self.message = ("", code) if message is None else (code, message)
+
+    def __str__(self) -> str:
+        text = f"{self.code}: {self.message}" if self.code else self.message
+        return text if self.type is None else f"{self.domain}/{self.type} is refused: {text}"
 
 
 class DuplicateCommandError(SendRefusedError):

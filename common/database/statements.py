@@ -47,8 +47,13 @@ def statement(name: str, schema: str, arguments: tuple[str, ...] = ()) -> bytes:
     name with these arguments; ready to be executed with values."""
     if name in load():
         return render(name, schema).encode()
+    return call("call", schema, name, arguments)
+
+
+def call(form: str, schema: str, function: str, arguments: tuple[str, ...]) -> bytes:
+    """A statement of this form that calls a function with these arguments."""
     values = ", ".join(f"p_{argument} => %({argument})s" for argument in arguments)
-    return render("call", schema, function=name, arguments=values).encode()
+    return render(form, schema, function=function, arguments=values).encode()
 
 
 def render(name: str, schema: str, **more: str) -> str:

@@ -51,7 +51,8 @@ def encoded(command: Outgoing | None) -> str | None:
     if command is None:
         return None
     fields = command._asdict()
-    data = fields.pop("data")
+    data, changes = fields.pop("data"), fields.pop("changes")
     if isinstance(command.expires_at, float):
         fields["expires"] = fields.pop("expires_at")
-    return f'{json.dumps(fields, default=str)[:-1]}, "data": {data}}}'
+    text = f'{json.dumps(fields, default=str)[:-1]}, "data": {data}'
+    return f'{text}, "changes": {changes}}}' if changes else f"{text}}}"

@@ -33,6 +33,7 @@ from cmdbus.producer.records import (
     check_status,
 )
 from cmdbus.producer.requests import Limits, Outgoing, SendRequest
+from cmdbus.producer.send_hook import Hook, SendHook
 from cmdbus.producer.sending import BulkSend, SendAttempt, Sender
 from cmdbus.producer.steering import Steering, canceled_chunks
 from cmdbus.producer.store import Store
@@ -99,10 +100,10 @@ class Batches(Steering):
         connections: Connections,
         limits: Limits,
         store: Store,
-        on_send: Callable[[SendRequest], SendRequest] | None,
+        on_send: Hook | None,
     ) -> None:
         super().__init__(connections, limits.priorities)
-        self._limits, self._on_send = limits, on_send
+        self._limits, self._on_send = limits, on_send and SendHook(on_send)
         self._store, self._sender = store, Sender(store)
 
     def create_batch(
@@ -285,12 +286,7 @@ class Batches(Steering):
         return self._limits.check(self._seen(request), new_id())
 
     def _seen(self, request: SendRequest) -> SendRequest:
-        if self._on_send is None:
-            return request
-        changed = self._on_send(request)
-        if not isinstance(changed, SendRequest):
-            raise ValueError(f"on_send must return a SendRequest, not {type(changed).__name__}")
-        return changed
+        return request if self._on_send is None else self._on_send(request)
 
     def _run(
         self,

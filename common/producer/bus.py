@@ -1,6 +1,6 @@
 """The producer's side of the bus: send commands, read them, steer their domains."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, Self
@@ -38,6 +38,7 @@ from cmdbus.producer.records import (
 )
 from cmdbus.producer.replies import Readers, Replies
 from cmdbus.producer.requests import Limits, SendRequest, check_command, check_conditions
+from cmdbus.producer.send_hook import Hook
 from cmdbus.producer.sending import BulkSend
 from cmdbus.producer.store import Store
 from cmdbus.producer.troubleshooting import Troubleshooting
@@ -70,7 +71,7 @@ class CommandBus(Batches, Processes, Explaining):
         schema: str = "cmdbus",
         priorities: Mapping[str, int] | None = None,
         max_bytes: int = MAX_BYTES,
-        on_send: Callable[[SendRequest], SendRequest] | None = None,
+        on_send: Hook | None = None,
         prepare: bool = True,
         purge_allowed: bool = False,
     ) -> None:
@@ -80,7 +81,9 @@ class CommandBus(Batches, Processes, Explaining):
         `schema` is the one that `cmdbus init` made. `priorities` are further labels besides
         high, normal and low, each with its value from 0 to 10. `max_bytes` bounds the data of a
         command, and results that operators give. `on_send` gets each request first and may
-        return a changed one: a place for defaults, for priorities by content, for tracing.
+        return a changed one, a place for defaults, keys and priorities by content, or raise
+        SendRefusedError: then nothing of the call is written. What it changed is in the audit
+        trail.
         Without `prepare` nothing is prepared on the server, for a `pool` or a `connection`
         behind a pooler that gives each transaction to another session; with a `dsn` such a
         pooler is recognised. `purge_allowed` is for tests; see `purge`.

@@ -1,7 +1,7 @@
 """What a caller asks to be sent, and the checks that it passes on its way. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -46,6 +46,8 @@ class SendRequest:
     key: str | None = None
     #: Seconds, a timedelta or an aware datetime.
     expires: float | timedelta | datetime | None = None
+    #: What the hook of the bus has changed, as JSON text.
+    changes: str | None = field(default=None, init=False, repr=False, compare=False)
 
 
 class Outgoing(NamedTuple):
@@ -67,6 +69,8 @@ class Outgoing(NamedTuple):
     key: str | None = None
     #: Seconds, or a time.
     expires_at: float | datetime | None = None
+    #: JSON text, for the audit trail.
+    changes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class Limits:
             else check_whole("max_attempts", request.max_attempts, 1, MAX_ATTEMPTS),
             check_key("key", request.key),
             check_expires(request.expires, request.delay, request.run_at),
+            request.changes,
         )
 
 

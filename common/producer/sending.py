@@ -47,6 +47,8 @@ class BulkSend:
         #: Of each, and of those that bring an id.
         self.sent: list[SentId] = []
         self.brought: list[SentId] = []
+        #: Of those that the hook has changed, with what it changed.
+        self.changed: list[tuple[str, UUID, str]] = []
         for request, id_ in zip(requests, spare, strict=True):
             if not isinstance(request, SendRequest):
                 raise ValueError(
@@ -59,6 +61,8 @@ class BulkSend:
             else:
                 self.sent.append((domain, check_id("command_id", request.command_id)))
                 self.brought.append(self.sent[-1])
+            if request.changes is not None:
+                self.changed.append((*self.sent[-1], request.changes))
         self.counts = Counter(domain for domain, _ in self.sent)
         #: Those of SELDOM's columns that some have.
         self.seldom = [
@@ -133,6 +137,8 @@ class Sender:
         # Checked while they are copied, so that both processes work at once.
         commands = map(check, bulk.requests, bulk.ids)
         self._store.copy(connection, commands, admitted[0][-1], batch_id, bulk.seldom)
+        if bulk.changed:
+            self._store.note_changes(connection, bulk.changed)
 
     def signal(
         self, connection: Connection, values: dict[str, object], attempt: SendAttempt

@@ -7,11 +7,12 @@ from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
+from cmdbus.arrays import texts
 from cmdbus.checks import check_schema
 from cmdbus.database.adapters import own_cursor
 from cmdbus.database.executor import Executor
 from cmdbus.database.pool import Connection
-from cmdbus.database.statements import render
+from cmdbus.database.statements import call, render
 from cmdbus.producer.requests import SELDOM, Outgoing, expiry_of
 
 #: Rows in one piece of a COPY: the server writes one while the next is made.
@@ -57,8 +58,28 @@ class Store(Executor):
             values["expires"] = values.pop("expires_at")
         if caller is not None:
             values["caller"] = caller
-        [row] = self.rows(connection, "enqueue", **values)
-        return AdmissionResult(*row)
+        changes = values.pop("changes")
+        if changes is None:
+            [row] = self.rows(connection, "enqueue", **values)
+            return AdmissionResult(*row)
+        text = _call_and_note(self.schema, "enqueue", tuple(values))
+        values["changes"] = changes
+        cursor = own_cursor(connection)
+        [row] = cursor.execute(text, values, prepare=self._prepare, binary=self._binary).fetchall()
+        return AdmissionResult(*row[:-1])
+
+    def note_changes(
+        self, connection: Connection, changed: Sequence[tuple[str, UUID, str]]
+    ) -> None:
+        """Domains and ids of commands that this transaction has sent, and what a hook changed."""
+        domains, command_ids, changes = map(list, zip(*changed, strict=True))
+        self.rows(
+            connection,
+            "note_changes",
+            domains=domains,
+            command_ids=command_ids,
+            changes=texts(changes),
+        )
 
     def copy(
         self,
@@ -87,6 +108,12 @@ class Store(Executor):
         with own_cursor(connection).copy(_copy_statement(self.schema, table, columns)) as copy:
             while piece := "".join(islice(lines, _COPY_ROWS)):
                 copy.write(piece)
+
+
+@cache
+def _call_and_note(schema: str, function: str, arguments: tuple[str, ...]) -> bytes:
+    """Calls a function that sends a command, and notes what a hook changed."""
+    return call("call_and_note", schema, function, arguments)
 
 
 @cache

@@ -30,7 +30,7 @@ CREATE TYPE {schema}.request AS (
     domain {schema}.name, type {schema}.name, data {schema}.payload, command_id uuid, own boolean,
     priority {schema}.priority, delay double precision, run_at {schema}.finite_time,
     reply_to {schema}.name, max_attempts {schema}.attempt_limit, key {schema}.key,
-    expires double precision, expires_at {schema}.finite_time
+    expires double precision, expires_at {schema}.finite_time, changes json
 );
 
 -- A claim, as a worker reads it. ctid is where its row was then: a settlement looks there first.

@@ -286,6 +286,33 @@ BEGIN
 END
 $$;
 
+-- Notes what a hook changed in commands that this transaction has sent.
+CREATE FUNCTION {schema}.note_changes(
+    p_domains text[], p_command_ids uuid[], p_changes json[]
+) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    noted bigint;
+BEGIN
+    INSERT INTO {schema}.event (domain, command_id, kind, details)
+    SELECT c.domain, c.command_id, 'CHANGED_ON_SEND', c.changes
+    FROM unnest(p_domains, p_command_ids, p_changes) c (domain, command_id, changes)
+    WHERE octet_length(c.changes::text) <= 20000 AND (
+        EXISTS (SELECT FROM {schema}.ready r
+                WHERE r.domain || '' = c.domain AND r.command_id = c.command_id
+                    AND r.created_at >= now())
+        OR EXISTS (SELECT FROM {schema}.scheduled s
+                   WHERE s.domain = c.domain AND s.command_id = c.command_id
+                       AND s.created_at >= now())
+        OR EXISTS (SELECT FROM {schema}.limited l
+                   WHERE l.domain || '' = c.domain AND l.command_id = c.command_id
+                       AND l.created_at >= now()));
+    GET DIAGNOSTICS noted = ROW_COUNT;
+    RETURN noted;
+END
+$$;
+
 -- Sends a command, for any SQL client, in its transaction. A day of p_delay and p_expires has 24
 -- hours in every time zone.
 CREATE FUNCTION {schema}.send(

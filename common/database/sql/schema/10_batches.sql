@@ -138,6 +138,10 @@ BEGIN
                 p_request.data, p_correlation_id, p_request.reply_to, p_request.max_attempts,
                 p_request.key, expires);
     END IF;
+    IF p_request.changes IS NOT NULL THEN
+        INSERT INTO {schema}.event (domain, command_id, kind, details)
+        VALUES (p_request.domain, p_request.command_id, 'CHANGED_ON_SEND', p_request.changes);
+    END IF;
 END
 $$;
 

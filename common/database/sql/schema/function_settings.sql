@@ -16,7 +16,7 @@ BEGIN
              ' find_full_key'
              ' fitting fold_batch leave_lanes let_wait_no_longer lock_lanes lock_processes'
              ' lock_shared lock_waiting measure_lanes move_into_lanes next_expiry next_opening'
-             ' note_lost promote release renew renew_claim'
+             ' note_changes note_lost promote release renew renew_claim'
              ' request_cancel resolve_keys resolve_own retain_batches retain_day retain_processes'
              ' retain_unique retry_process set_aside settle signal_process start_batches'
              ' suspect_waits take take_unique',

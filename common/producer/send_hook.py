@@ -1,0 +1,71 @@
+"""The hook of sends: it may change or refuse each request, and what it changed is on record."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from cmdbus.checks import shown
+from cmdbus.data import CEILING_BYTES, encode
+from cmdbus.errors import SendRefusedError
+from cmdbus.producer.requests import SendRequest
+
+Hook = Callable[[SendRequest], SendRequest]
+
+
+class SendHook:
+    def __init__(self, hook: Hook) -> None:
+        self._hook = hook
+
+    def __call__(self, request: SendRequest) -> SendRequest:
+        """The request as the hook returns it, with what was changed. The caller's own, which may be
+        sent again, stays as it is."""
+        if not isinstance(request, SendRequest):
+            return request  # It is refused where its type is checked.
+        data = _encoded(request.data)
+        try:
+            changed = self._hook(copy.copy(request))
+        except SendRefusedError as error:
+            if error.domain is None:
+                error.domain, error.type = request.domain, request.type
+            raise
+        if not isinstance(changed, SendRequest):
+            raise ValueError(f"on_send must return a SendRequest, not {type(changed).__name__}")
+        changes: dict[str, object] = {
+            name: {"before": _json(before), "after": _json(after)}
+            for name in _FIELDS
+            if (before := getattr(request, name)) != (after := getattr(changed, name))
+        }
+        if data != _encoded(changed.data):
+            # It may be long, and what the command has is there to read.
+            changes["data"] = "changed"
+        changed.changes = json.dumps(changes) if changes else None
+        return changed
+
+
+_FIELDS = [field.name for field in fields(SendRequest) if field.name not in ("data", "changes")]
+
+
+def _encoded(data: Any) -> str | None:
+    try:
+        return encode(data, max_bytes=CEILING_BYTES)
+    except ValueError:
+        return None  # It is refused as it is.
+
+
+def _json(value: Any) -> Any:
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case UUID():
+            return str(value)
+        case datetime():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case str() if value.isprintable() and len(value) <= 200:
+            return str(value)
+    return shown(value)
