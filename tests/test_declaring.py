@@ -51,7 +51,7 @@ def test_a_worker_declares_when_it_starts_and_removes_what_it_no_longer_declares
 def test_an_app_without_limits_writes_nothing(dsn: str, connection: psycopg.Connection) -> None:
     """Neither a row nor a lock that another start would wait for."""
     with connection.transaction():
-        connection.execute("LOCK TABLE cmdbus.limit_declared IN ROW SHARE MODE")
+        connection.execute("SELECT cmdbus.begin_limit_change()")
         with psycopg.connect(dsn, autocommit=True) as other:
             other.execute("SET lock_timeout = '100ms'")
             other.execute("SET default_transaction_read_only = on")

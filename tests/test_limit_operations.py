@@ -74,7 +74,7 @@ def test_changes_are_recorded_in_the_domains_of_the_limit(bus: CommandBus) -> No
         ("LIMIT_SET", "ann", None),
     ]
     details = first.details
-    assert details["limit"] == "payments Charge"
+    assert details["limit"] == "payments/Charge"
     assert [details[when]["concurrency"] for when in ("before", "after")] == [5, 2]
     assert [second.details[when]["concurrency"] for when in ("before", "after")] == [2, 5]
     [refunds] = bus.domain_audit("refunds")

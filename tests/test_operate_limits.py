@@ -41,7 +41,10 @@ def test_limits_are_listed_set_and_cleared(
         shown[0],
         "stripe  2/s with a burst of 2, for payments/Charge, refunds",
     ]
-    done(run("limit", "set", "stripe", "--concurrency", "3"))
+    assert "is kept" not in done(run("limit", "set", "stripe", "--concurrency", "3"))
+    assert "did you mean 'payments/Charge'?" in done(
+        run("limit", "set", "payments", "Chrge", "--fair")
+    )
     assert done(run("limit", "clear", "stripe")).splitlines()[0] == listed[3]
     cleared = done(run("limit", "clear", "payments", "Charge", "--reason", "it is back"))
     assert cleared.splitlines()[0] == "payments/Charge  5 at once, by key"
@@ -51,6 +54,7 @@ def test_limits_are_listed_set_and_cleared(
     unordered = done(run("limit", "set", "mail", "Send", "--unordered", "--fair"))
     assert unordered.startswith("mail/Send  fair, by key\n")
     assert "ordered no, on trouble skip, fair yes" in unordered
+    assert unordered.endswith("and none of its commands is kept: is that its name?\n")
     assert done(run("limit", "clear", "mail", "Send")) == "mail/Send: no limit\n"
 
 

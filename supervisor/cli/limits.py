@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cmdbus.checks import did_you_mean
 from cmdbus.supervisor.cli.options import audit_options, option
 from cmdbus.supervisor.cli.output import Shown, ago
 from cmdbus.supervisor.cli.parameters import NO_LIMIT, limit, rate
@@ -80,7 +81,8 @@ def set_(
         names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
         raise UsageProblem(f"nothing is given to set: {names}")
     bus.limits.set(**_names(named), **given, operator=operator, reason=reason)
-    return _changed(bus, named)
+    value, lines = _changed(bus, named)
+    return value, chain(lines, _remarks(bus, named))
 
 
 @limit_.command(
@@ -120,6 +122,15 @@ def _changed(bus: "CommandBus", named: tuple[str, ...]) -> Shown:
     found = [record for record in bus.limits.list() if record.name == name]
     lines = chain.from_iterable(map(_lines, found))
     return _value(found[0]) if found else None, lines if found else [f"{name}: no limit"]
+
+
+def _remarks(bus: "CommandBus", named: tuple[str, ...]) -> Iterator[str]:
+    """A limit that no app declares may have a mistyped name."""
+    declared = [record.name for record in bus.limits.list() if record.declared]
+    name = "/".join(named)
+    if name not in declared and not bus.query(named[0], type=named[-1], limit=1):
+        question = did_you_mean(name, declared) or "is that its name?"
+        yield f"no app declares a limit of {name}, and none of its commands is kept: {question}"
 
 
 def _lines(record: "LimitRecord") -> Iterator[str]:

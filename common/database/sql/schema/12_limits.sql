@@ -31,7 +31,6 @@ CREATE TABLE {schema}.limited_type (
 );
 
 -- What registries declare. Without a burst it is what the rate allows in a second, at least 1.
--- Every change of limits locks this table until its end.
 CREATE TABLE {schema}.limit_declared (
     LIKE {schema}.limit_in_force INCLUDING CONSTRAINTS INCLUDING DEFAULTS,
     app text COLLATE "C" NOT NULL,
@@ -52,6 +51,14 @@ CREATE TABLE {schema}.limit_set (
     PRIMARY KEY (name)
 );
 
+-- Has one row, which every change of limits updates first: so changes wait for each other, and one
+-- whose snapshot is older than another change fails.
+CREATE TABLE {schema}.limit_change (
+    is_latest boolean PRIMARY KEY DEFAULT true CHECK (is_latest),
+    number bigint NOT NULL
+);
+INSERT INTO {schema}.limit_change (number) VALUES (0);
+
 -- Its number is raised by every change of the limits in force, before that is committed; see
 -- committed_limits.
 CREATE SEQUENCE {schema}.limits MINVALUE 0;
@@ -63,7 +70,7 @@ CREATE FUNCTION {schema}.committed_limits() RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 BEGIN
-    LOCK TABLE {schema}.limit_declared IN ROW SHARE MODE NOWAIT;
+    PERFORM FROM {schema}.limit_change FOR SHARE NOWAIT;
     RETURN (SELECT last_value FROM {schema}.limits);
 EXCEPTION WHEN lock_not_available THEN
     RETURN NULL;
@@ -128,7 +135,15 @@ AS $$
     GROUP BY t.domain, t.type
 $$;
 
--- Puts in force what is declared and set; called under the lock of limit_declared.
+-- Also where a restore has lost the row.
+CREATE FUNCTION {schema}.begin_limit_change() RETURNS void
+LANGUAGE sql VOLATILE
+AS $$
+    INSERT INTO {schema}.limit_change AS c (number) VALUES (1)
+    ON CONFLICT (is_latest) DO UPDATE SET number = c.number + 1
+$$;
+
+-- Puts in force what is declared and set; called after begin_limit_change.
 CREATE FUNCTION {schema}.put_in_force() RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -213,7 +228,7 @@ BEGIN
     THEN
         RETURN;
     END IF;
-    LOCK TABLE {schema}.limit_declared IN EXCLUSIVE MODE;
+    PERFORM {schema}.begin_limit_change();
     earlier := ARRAY(SELECT d FROM {schema}.latest_limits() d);
     DELETE FROM {schema}.limit_declared d WHERE d.app = p_app;
     INSERT INTO {schema}.limit_declared (
@@ -261,7 +276,7 @@ LANGUAGE sql VOLATILE
 AS $$
     INSERT INTO {schema}.domain_event (call, domain, kind, operator, message, details)
     SELECT p_call, d, p_kind, p_operator, p_reason,
-        json_build_object('limit', p_name, 'before', p_before, 'after', a)
+        json_build_object('limit', replace(p_name, ' ', '/'), 'before', p_before, 'after', a)
     FROM unnest({schema}.domains_of_limit(p_name)) d, {schema}.limit_settings(p_name) a
     WHERE a IS DISTINCT FROM p_before OR p_operator IS NOT NULL
 $$;
@@ -295,7 +310,7 @@ DECLARE
     ordered boolean;
     starts double precision;
 BEGIN
-    LOCK TABLE {schema}.limit_declared IN EXCLUSIVE MODE;
+    PERFORM {schema}.begin_limit_change();
     IF p_again AND {schema}.was_noted(p_name, p_call) THEN
         RETURN NULL;
     END IF;
@@ -345,7 +360,7 @@ AS $$
 DECLARE
     before jsonb;
 BEGIN
-    LOCK TABLE {schema}.limit_declared IN EXCLUSIVE MODE;
+    PERFORM {schema}.begin_limit_change();
     IF p_again AND {schema}.was_noted(p_name, p_call) THEN
         RETURN NULL;
     END IF;
