@@ -75,23 +75,40 @@ class SendRefusedError(CmdbusError):
 
 
 class DuplicateCommandError(SendRefusedError):
-    """The domain has a command with this id, or still keeps the history of one."""
+    """The domain has a command with this id or this unique key, or still keeps the history of one
+    with this id."""
 
     def __init__(
-        self, domain: str, command_ids: Sequence[UUID], *, in_one_call: bool = False
+        self,
+        domain: str,
+        command_ids: Sequence[UUID],
+        *,
+        in_one_call: bool = False,
+        unique: str | None = None,
     ) -> None:
-        """`in_one_call`: the call itself has an id twice; nothing is known of earlier ones."""
+        """`in_one_call`: the call itself has an id twice; nothing is known of earlier ones.
+        `unique`: the key that the first of these commands has."""
         self.domain = domain
         self.command_ids = tuple(command_ids)
         self.command_id = self.command_ids[0]
+        self.unique = unique
         others = f" (and {len(command_ids) - 1} others)" if len(command_ids) > 1 else ""
-        super().__init__(
-            f"command {self.command_id} of domain {domain!r} is in this call twice: give each "
-            f"request an id of its own"
-            if in_one_call
-            else f"command {self.command_id}{others} was sent to domain {domain!r} before: "
-            f"an id is taken once, and `get` shows what became of that command"
-        )
+        if in_one_call:
+            message = (
+                f"command {self.command_id} of domain {domain!r} is in this call twice: give each "
+                f"request an id of its own"
+            )
+        elif unique is not None:
+            message = (
+                f"command {self.command_id}{others} of domain {domain!r} has the unique key "
+                f"{unique!r}: on_conflict='existing' returns its id"
+            )
+        else:
+            message = (
+                f"command {self.command_id}{others} was sent to domain {domain!r} before: "
+                f"an id is taken once, and `get` shows what became of that command"
+            )
+        super().__init__(message)
 
 
 class QueueFullError(SendRefusedError):

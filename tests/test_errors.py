@@ -32,6 +32,7 @@ ARGUMENTS = {
     "state": "PENDING",
     "timeout": 1.0,
     "type": "Debit",
+    "unique": "report",
     "present": "shop.debit",
 }
 

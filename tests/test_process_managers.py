@@ -174,6 +174,11 @@ def returning(method: str, value: object) -> Booking:
         ),
         (
             "build_command",
+            SendRequest("bookings", "Flight", unique="flight"),
+            "build_command: its SendRequest has a unique key",
+        ),
+        (
+            "build_command",
             SendRequest("bookings", "Flight", priority="urgent"),
             "build_command: priority must be 'high', 'normal', 'low', or a whole number",
         ),

@@ -114,8 +114,10 @@ def test_a_key_that_is_held_for_a_period_is_held_that_long_whatever_becomes_of_t
         " FROM cmdbus.unique_command",
     )
     assert 3500 < ends <= 3600
-    connection.execute("UPDATE cmdbus.unique_command SET held_until = clock_timestamp()")
+    end_periods = "UPDATE cmdbus.unique_command SET held_until = clock_timestamp()"
+    connection.execute(end_periods)
     second = send(connection, unique_until="0.001")
+    connection.execute(end_periods)
     third = send(connection, on_conflict="replace")
     assert found(bus, second).status is Status.PENDING
     assert_held(connection, third)

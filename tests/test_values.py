@@ -99,7 +99,7 @@ def test_hostile_schema_names_are_refused(name: str) -> None:
 def test_a_request_gets_a_spare_id_the_normal_priority_and_its_own_correlation() -> None:
     assert LIMITS.check(SendRequest("payments", "Debit"), SPARE) == (
         "payments", "Debit", "null", SPARE, False, 5, None, None, SPARE, None, None, None,
-        None, None,
+        None, None, None, None, None,
     )  # fmt: skip
 
 
@@ -118,11 +118,14 @@ def test_what_a_request_brings_is_kept() -> None:
         "orders",
         7,
         "tenant",
+        "report",
+        "replace",
+        60,
         at + timedelta(hours=1),
     )
     assert LIMITS.check(request, SPARE) == (
         "payments", "Debit", "[1]", own, True, 0, None, at, correlation, "orders", 7, "tenant",
-        at + timedelta(hours=1), None,
+        at + timedelta(hours=1), None, "report", "replace", "60.000",
     )  # fmt: skip
 
 

@@ -269,6 +269,11 @@ class Process:
                 raise ValueError(
                     "its SendRequest has a reply_to or a correlation_id: these are the process's"
                 )
+            if request.unique is not None:
+                raise ValueError(
+                    "its SendRequest has a unique key, by which a command could be refused that "
+                    "the process awaits"
+                )
             return _LIMITS.check(request, new_id())
 
     def _asking(self, what: str) -> "_Asking":

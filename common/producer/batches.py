@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from cmdbus.backoff import Backoff
@@ -37,6 +37,8 @@ from cmdbus.producer.send_hook import Hook, SendHook
 from cmdbus.producer.sending import BulkSend, SendAttempt, Sender
 from cmdbus.producer.steering import Steering, canceled_chunks
 from cmdbus.producer.store import Store
+
+T = TypeVar("T")
 
 #: Seconds between two reads of `wait_batch`.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
@@ -283,7 +285,13 @@ class Batches(Steering):
             raise ValueError(
                 f"on_complete and on_cancel must be SendRequests, not {type(request).__name__}"
             )
-        return self._limits.check(self._seen(request), new_id())
+        command = self._limits.check(self._seen(request), new_id())
+        if command.unique_key is not None:
+            raise ValueError(
+                "on_complete and on_cancel take no unique key: what a batch sends at its end is "
+                "not refused"
+            )
+        return command
 
     def _seen(self, request: SendRequest) -> SendRequest:
         return request if self._on_send is None else self._on_send(request)
@@ -291,12 +299,12 @@ class Batches(Steering):
     def _run(
         self,
         connection: Connection | None,
-        send: Callable[[Connection, SendAttempt], None],
+        send: Callable[[Connection, SendAttempt], T],
         within: float | None = None,
-    ) -> None:
+    ) -> T:
         """Sends in the caller's transaction, or as a call that may be repeated. `within`: see `use`
         of the connections."""
         number = None if connection is not None else new_call()
-        self._connections.use(
+        return self._connections.use(
             connection, lambda c, again: send(c, SendAttempt(number, again)), "producer", within
         )

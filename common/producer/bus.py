@@ -42,6 +42,7 @@ from cmdbus.producer.send_hook import Hook
 from cmdbus.producer.sending import BulkSend
 from cmdbus.producer.store import Store
 from cmdbus.producer.troubleshooting import Troubleshooting
+from cmdbus.uniqueness import EXISTING
 
 #: Seconds between two reads of `wait`.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
@@ -122,37 +123,35 @@ class CommandBus(Batches, Processes, Explaining):
         reply_to: str | None = None,
         max_attempts: int | None = None,
         key: str | None = None,
+        unique: str | None = None,
+        on_conflict: str = "reject",
+        unique_until: str | float | timedelta = "finished",
         expires: float | timedelta | datetime | None = None,
         connection: Connection | None = None,
     ) -> UUID:
         """Sends one command and returns its id; a refused send has written nothing.
 
-        `domain` and `type` choose the handler. `data` is any JSON value. `command_id` is an id
-        of the caller's, taken once in a domain while the command and its history are kept.
-        `priority` is a label or 0 (first) to 10 (last). `delay` (seconds or a timedelta) or
-        `run_at` (an aware datetime) is when it may run. `correlation_id` follows the command
-        everywhere; by default it is its id. The command of type Reply goes to the domain
-        `reply_to`. `max_attempts` wins over the handler's. `key` is a text of 1 to 200 characters,
-        for example a customer's name, by which limits count. What has not started by `expires`
-        (seconds, a timedelta or an aware datetime) is CANCELED with the code EXPIRED.
+        `domain` and `type` choose the handler, and `data` is any JSON value. See SendRequest for
+        `command_id`, `priority`, `delay`, `run_at`, `correlation_id`, `reply_to`, `max_attempts`,
+        `key`, `unique`, `on_conflict`, `unique_until` and `expires`.
 
-        Raises DuplicateCommandError for an id that was sent before, QueueFullError (with
-        `retry_after`) above the domain's max_depth or, with its `key`, above its
-        max_waiting_per_key, and ShutdownError for a closed domain.
+        Raises DuplicateCommandError for an id that was sent before or a unique key that is held,
+        QueueFullError (with `retry_after`) above the domain's max_depth or, with its `key`, above
+        its max_waiting_per_key, and ShutdownError for a closed domain.
         """
-        options = priority, delay, run_at, correlation_id, reply_to, max_attempts, key, expires
-        request = SendRequest(domain, type, data, command_id, *options)
+        options = priority, delay, run_at, correlation_id, reply_to, max_attempts, key
+        more = unique, on_conflict, unique_until, expires
+        request = SendRequest(domain, type, data, command_id, *options, *more)
         if self._on_send is not None:
             request = self._seen(request)
         command = self._limits.check(request, new_id())
-        self._run(connection, lambda c, attempt: self._sender.send(c, command, attempt))
-        return command.command_id
+        return self._run(connection, lambda c, attempt: self._sender.send(c, command, attempt))
 
     def send_many(
         self, requests: Iterable[SendRequest], *, connection: Connection | None = None
     ) -> list[UUID]:
-        """Sends all `requests` in one transaction, or none, and returns their ids in order.
-        Raises what `send` raises."""
+        """Sends all `requests` in one transaction, or none, and returns their ids in order, with
+        those of existing commands in their places. Raises what `send` raises."""
         seen = check_iterable("requests", requests, "SendRequests")
         if self._on_send is not None:
             seen = map(self._seen, seen)
@@ -175,9 +174,8 @@ class CommandBus(Batches, Processes, Explaining):
         key: str | None = None,
         expires: float | timedelta | datetime | None = None,
     ) -> Any:
-        """Sends one command, waits for its end and returns the handler's result. `domain`, `type`,
-        `data`, `priority`, `correlation_id`, `max_attempts`, `key` and `expires` are those of
-        `send`.
+        """Sends one command, waits for its end and returns the handler's result. See `send` for
+        `domain`, `type`, `data`, `priority`, `correlation_id`, `max_attempts`, `key`, `expires`.
 
         Raises what `send` raises; CommandFailedError (with code, message, details, command_id and
         status) if the command is FAILED or CANCELED or comes to the troubleshooting queue; and
@@ -185,13 +183,16 @@ class CommandBus(Batches, Processes, Explaining):
         `timeout` seconds: then it is not canceled.
         """
         seconds = check_seconds("timeout", timeout)
-        options = priority, None, None, correlation_id, None, max_attempts, key, expires
-        request = SendRequest(domain, type, data, None, *options)
+        options = priority, None, None, correlation_id, None, max_attempts, key
+        request = SendRequest(domain, type, data, None, *options, expires=expires)
         if self._on_send is not None:
             request = self._seen(request)
         command = self._limits.check(request, new_id())
-        if command.own:
-            raise ValueError("on_send gave a called command an id: a call needs one of the bus's")
+        if command.own or command.on_conflict == EXISTING:
+            raise ValueError(
+                "on_send gave a called command an id or on_conflict='existing': a call sends a "
+                "command with an id of the bus's"
+            )
 
         def send(caller: int) -> None:
             within = max(seconds, MIN_CONNECT_SECONDS)

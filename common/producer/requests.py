@@ -17,6 +17,7 @@ from cmdbus.checks import (
 )
 from cmdbus.data import CEILING_BYTES, encode
 from cmdbus.retry import MAX_ATTEMPTS
+from cmdbus.uniqueness import FINISHED, REJECT, check_unique
 
 HIGHEST, LOWEST = 0, 10
 PRIORITIES: Mapping[str, int] = {"high": 0, "normal": 5, "low": 10}
@@ -24,12 +25,27 @@ MAX_DELAY = timedelta(days=36525)
 EXPIRES_EARLY = "expires must be later than delay or run_at: the command would never start"
 #: Columns that most commands leave empty, by the field of a request. One is an argument of a send,
 #: and a column of a bulk, only where it has a value.
-SELDOM = {"key": "key", "expires": "expires_at"}
+SELDOM = {"key": "key", "unique": "unique_key", "expires": "expires_at"}
 
 
 @dataclass(slots=True)
 class SendRequest:
-    """One command to send; the arguments of `CommandBus.send`."""
+    """One command to send; the arguments of `CommandBus.send`.
+
+    `command_id` is an id of the caller's, taken once in a domain while the command and its history
+    are kept. `priority` is a label or 0 (first) to 10 (last). `delay` (seconds or a timedelta) or
+    `run_at` (an aware datetime) is when it may run. `correlation_id` follows the command
+    everywhere; by default it is its id. The command of type Reply goes to the domain `reply_to`.
+    `max_attempts` wins over the handler's. `key` is a text of 1 to 200 characters, for example a
+    customer's name, by which limits count. What has not started by `expires` (seconds, a timedelta
+    or an aware datetime) is CANCELED with the code EXPIRED.
+
+    `unique`, another text of 1 to 200 characters, is a key that one command of the domain has at a
+    time: until it is "finished" or "started" (claimed by a worker), or for some seconds from the
+    send (`unique_until`); a canceled command has none. If a command has the key, `on_conflict`
+    "reject" raises DuplicateCommandError, "existing" returns the id of that command, and "replace"
+    cancels it (code REPLACED) in the same transaction, if it was never claimed, and rejects else.
+    """
 
     domain: str
     type: str
@@ -44,6 +60,9 @@ class SendRequest:
     reply_to: str | None = None
     max_attempts: int | None = None
     key: str | None = None
+    unique: str | None = None
+    on_conflict: str = "reject"
+    unique_until: str | float | timedelta = "finished"
     #: Seconds, a timedelta or an aware datetime.
     expires: float | timedelta | datetime | None = None
     #: What the hook of the bus has changed, as JSON text.
@@ -71,6 +90,10 @@ class Outgoing(NamedTuple):
     expires_at: float | datetime | None = None
     #: JSON text, for the audit trail.
     changes: str | None = None
+    #: Of uniqueness.Unique.
+    unique_key: str | None = None
+    on_conflict: str | None = None
+    unique_until: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +117,7 @@ class Limits:
         brought = request.command_id
         command_id = spare_id if brought is None else check_id("command_id", brought)
         correlation = request.correlation_id
-        return Outgoing(
+        command = Outgoing(
             check_name("domain", request.domain),
             check_name("type", request.type),
             encode(request.data, max_bytes=self.max_bytes),
@@ -112,6 +135,10 @@ class Limits:
             check_expires(request.expires, request.delay, request.run_at),
             request.changes,
         )
+        unique, conflict, until = request.unique, request.on_conflict, request.unique_until
+        if unique is None and conflict == REJECT and until == FINISHED:
+            return command
+        return command._replace(**check_unique(unique, conflict, until)._asdict())
 
 
 def check_priority(priority: str | int, labels: Mapping[str, int]) -> int:

@@ -1,7 +1,8 @@
 """How checked commands are written.
 
     one:   enqueue                              one round trip
-    many:  admit, identify, copy                one transaction (with keys: find_full_key, too)
+    many:  admit, identify, copy                one transaction
+           find_full_key, take_unique_keys      if there are such keys
 
 A refused send has written nothing, and a caller's transaction stays usable.
 """
@@ -23,6 +24,7 @@ from cmdbus.producer.depth import DepthAlarm, retry_after
 from cmdbus.producer.ids import new_call, new_ids
 from cmdbus.producer.requests import EXPIRES_EARLY, SELDOM, Outgoing, SendRequest
 from cmdbus.producer.store import AdmissionResult, Store
+from cmdbus.uniqueness import EXISTING, REJECT, Unique, check_unique
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +43,10 @@ class SendAttempt(NamedTuple):
 class BulkSend:
     """Requests to send together, and their ids."""
 
-    def __init__(self, requests: Sequence[SendRequest]) -> None:
+    def __init__(self, requests: Sequence[SendRequest], ids: Sequence[UUID] = ()) -> None:
+        """`ids`: those of commands that bring none, if they have been made before."""
         self.requests = requests
-        spare = new_ids(len(requests))
+        spare = ids or new_ids(len(requests))
         #: Of each, and of those that bring an id.
         self.sent: list[SentId] = []
         self.brought: list[SentId] = []
@@ -71,10 +74,39 @@ class BulkSend:
         if len(set(self.brought)) < len(self.brought):
             (domain, command_id), _ = Counter(self.brought).most_common(1)[0]
             raise DuplicateCommandError(domain, [command_id], in_one_call=True)
+        #: By position: how a command is unique, and the one that was there instead of it.
+        self.uniques: dict[int, Unique] = {}
+        self.existing: dict[int, UUID] = {}
+        if "unique_key" in self.seldom:
+            self._find_uniques()
 
     @property
     def ids(self) -> list[UUID]:
-        return [command_id for _, command_id in self.sent]
+        ids = [command_id for _, command_id in self.sent]
+        for place, command_id in self.existing.items():
+            ids[place] = command_id
+        return ids
+
+    @property
+    def rest(self) -> "BulkSend":
+        """Those for which there was no other command."""
+        if not self.existing:
+            return self
+        rest = [place for place in range(len(self.sent)) if place not in self.existing]
+        return BulkSend([self.requests[i] for i in rest], [self.sent[i][1] for i in rest])
+
+    def _find_uniques(self) -> None:
+        for place, request in enumerate(self.requests):
+            if request.unique is not None:
+                unique = request.unique, request.on_conflict, request.unique_until
+                self.uniques[place] = check_unique(*unique)
+        keys = Counter((self.sent[i][0], unique.unique_key) for i, unique in self.uniques.items())
+        [((domain, key), times)] = keys.most_common(1)
+        if times > 1:
+            raise ValueError(
+                f"two requests of one call have the unique key {key!r} in domain {domain!r}: "
+                f"give each a key of its own"
+            )
 
 
 class Sender:
@@ -88,8 +120,9 @@ class Sender:
         command: Outgoing,
         attempt: SendAttempt,
         caller: int | None = None,
-    ) -> None:
-        """`caller`: the bus that waits for the command's end in a call."""
+    ) -> UUID:
+        """Returns the id of the command that there is. `caller`: the bus that waits for the
+        command's end in a call."""
         self.wait_for_first_try(connection, attempt)
         if attempt.repeated and command.own:
             self._wait_for_id(connection, command, attempt)
@@ -100,14 +133,27 @@ class Sender:
             raise DuplicateCommandError(command.domain, [command.command_id])
         if admission.refusal == "early":
             raise ValueError(EXPIRES_EARLY)
+        if admission.holder is not None:
+            if command.on_conflict == EXISTING:
+                return admission.holder
+            raise DuplicateCommandError(
+                command.domain, [admission.holder], unique=command.unique_key
+            )
         self.check_admission(command.domain, admission, 1, command.key)
+        return command.command_id
 
     def send_all(
         self, connection: Connection, bulk: BulkSend, check: Check, attempt: SendAttempt
     ) -> None:
         self.wait_for_first_try(connection, attempt)
+        # If the first try has got as far as that, it has sent these, or nothing.
+        first = bulk.rest
         with self.transaction(connection):
-            if attempt.number is not None and self._already_sent(connection, bulk, attempt):
+            if (
+                attempt.number is not None
+                and first.requests
+                and self._already_sent(connection, first, attempt)
+            ):
                 return
             self.write(connection, bulk, check, attempt.number)
 
@@ -127,6 +173,11 @@ class Sender:
         batch_id: UUID | None = None,
     ) -> None:
         """Within a transaction, which is the caller's if there is no number of a `call`."""
+        if bulk.uniques:
+            self._take_unique_keys(connection, bulk, is_batch=batch_id is not None)
+            bulk = bulk.rest
+            if not bulk.requests:
+                return
         domains, counts = list(bulk.counts), list(bulk.counts.values())
         admitted = self._store.rows(connection, "admit", domains=domains, counts=counts)
         for domain, *result, _ in admitted:
@@ -209,6 +260,33 @@ class Sender:
         if key is not None:
             refused = AdmissionResult("key_full", depth, max_depth, None, oldest_age)
             self.check_admission(domain, refused, counts[domain, key], key)
+
+    def _take_unique_keys(self, connection: Connection, bulk: BulkSend, is_batch: bool) -> None:
+        """For all or none. Finds out which commands there are instead of new ones."""
+        places = list(bulk.uniques)
+        keys, conflicts, until = map(list, zip(*bulk.uniques.values(), strict=True))
+        if is_batch and set(conflicts) != {REJECT}:
+            raise ValueError(
+                "a command of a batch takes no on_conflict but 'reject': the batch counts each of "
+                "its commands as one of its own"
+            )
+        domains, ids = map(list, zip(*(bulk.sent[place] for place in places), strict=True))
+        held = self._store.rows(
+            connection,
+            "take_unique_keys",
+            domains=domains,
+            unique_keys=keys,
+            command_ids=ids,
+            on_conflict=conflicts,
+            unique_until=until,
+        )
+        holders = {places[n - 1]: holder for n, holder in held}
+        refused = [i for i in holders if bulk.uniques[i].on_conflict != EXISTING]
+        if refused:
+            domain, unique = bulk.sent[refused[0]][0], bulk.uniques[refused[0]].unique_key
+            ids = [holders[i] for i in refused if bulk.sent[i][0] == domain]
+            raise DuplicateCommandError(domain, ids, unique=unique)
+        bulk.existing = holders
 
     def check_admission(
         self, domain: str, admission: AdmissionResult, count: int, key: str | None = None

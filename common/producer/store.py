@@ -24,7 +24,7 @@ _COPY_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r
 class AdmissionResult(NamedTuple):
     """The reply of a domain to commands that arrive; see admit and enqueue in the schema."""
 
-    #: None, "closed", "full", "key_full", "duplicate", "early" or "repeated".
+    #: None, "closed", "full", "key_full", "duplicate", "early", "held" or "repeated".
     refusal: str | None
     #: Commands that wait, counted only where the domain has limits.
     depth: int | None
@@ -32,6 +32,8 @@ class AdmissionResult(NamedTuple):
     warn_depth: int | None
     #: Seconds that the oldest command of a full domain has waited.
     oldest_age: float | None
+    #: The command that holds the unique key.
+    holder: UUID | None = None
 
 
 class Store(Executor):
@@ -51,7 +53,7 @@ class Store(Executor):
     ) -> AdmissionResult:
         """Sends one. `call` and `again` make a repetition harmless; see the schema's enqueue."""
         values = {**command._asdict(), "call": call, "again": again}
-        for column in SELDOM.values():
+        for column in (*SELDOM.values(), "on_conflict", "unique_until"):
             if values[column] is None:
                 del values[column]
         if isinstance(command.expires_at, float):
@@ -59,10 +61,11 @@ class Store(Executor):
         if caller is not None:
             values["caller"] = caller
         changes = values.pop("changes")
+        name = "enqueue" if command.unique_key is None else "enqueue_unique"
         if changes is None:
-            [row] = self.rows(connection, "enqueue", **values)
+            [row] = self.rows(connection, name, **values)
             return AdmissionResult(*row)
-        text = _call_and_note(self.schema, "enqueue", tuple(values))
+        text = _call_and_note(self.schema, name, tuple(values))
         values["changes"] = changes
         cursor = own_cursor(connection)
         [row] = cursor.execute(text, values, prepare=self._prepare, binary=self._binary).fetchall()
