@@ -8,11 +8,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from claiming import Claimer, want
 from eventually import eventually
 from handlers import SOON, handling, running
 from queries import count, rows
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
+from cmdbus.worker.claims.claim import ClaimScope
+from cmdbus.worker.pipeline.limited_types import LimitedTypes
 
 WITHIN_S = 20
 
@@ -185,3 +188,43 @@ def test_a_shared_limit_holds_for_its_types_together_and_none_of_them_starves(
             handler.may_end.set()
             eventually(lambda: nothing_waits(connection), WITHIN_S)
     assert handler.peaks == {None: 2}
+
+
+def claimed_by(connection: psycopg.Connection, scope: ClaimScope) -> int:
+    """The number of commands that a worker of this scope claims."""
+    claimer = Claimer(connection, scope=scope)
+    claimer.statements.types = ["payments Debit"]
+    types = LimitedTypes(claimer.statements)
+    types.read(connection)
+    limited, others = types.split(["payments Debit"])
+    request = want(5, types=others)
+    if limited:
+        request = types.request(limited, [], request, 0.0)
+    return len(claimer.settle_and_claim([], request))
+
+
+@pytest.mark.parametrize(
+    ("losses", "by_others", "in_quarantine"), [(0, 1, 0), (1, 1, 0), (2, 0, 1)]
+)
+def test_a_suspect_of_an_ordered_key_keeps_its_place_until_quarantine_claims_it(
+    connection: psycopg.Connection, losses: int, by_others: int, in_quarantine: int
+) -> None:
+    """As it is due again after an attempt that has failed."""
+    limit(connection, ordered=True)
+    with CommandBus(connection.info.dsn) as bus:
+        bus.send_many([debit("a"), debit("a")])
+    connection.execute(
+        """WITH first AS (
+            DELETE FROM cmdbus.limited
+            WHERE lane_position = (SELECT min(lane_position) FROM cmdbus.limited) RETURNING *
+        ) INSERT INTO cmdbus.scheduled (due_at, domain, priority, type, data, key, command_id,
+                                        correlation_id, losses, lane_position)
+        SELECT clock_timestamp(), domain, priority, type, data, key, command_id,
+            correlation_id, %s, lane_position
+        FROM first""",
+        (losses,),
+    )
+    connection.execute("SELECT cmdbus.promote(1, 1, '{}')")
+    assert claimed_by(connection, ClaimScope.ORDINARY) == by_others
+    assert claimed_by(connection, ClaimScope.SUSPECT) == in_quarantine
+    assert claimed_by(connection, ClaimScope.ORDINARY) == 0

@@ -167,8 +167,11 @@ class ClaimStatements(Executor):
 
     def limited_types(self, connection: Connection) -> tuple[int | None, list[str], list[str]]:
         """The number of changes of limits, None while one is being made; those of the node's types
-        that have limits, and the names of limits that they share."""
+        that have limits, and the names of limits that they share. In quarantine there are none: a
+        suspect has kept its place."""
         number = self.value(connection, "committed_limits")
+        if self._scope is ClaimScope.SUSPECT:
+            return number, [], []
         row = self.row(connection, "read_limited_types", types=self.types)
         assert row is not None
         return number, *row

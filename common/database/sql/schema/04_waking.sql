@@ -111,7 +111,7 @@ $$;
 -- The trigger of ready: wakes the nodes that wait, and moves what has a limit into its lane.
 -- VOLATILE here and in wake: a STABLE function would read the flag as of the statement's beginning,
 -- and lose a node that arms meanwhile. Lanes wake by themselves; without any limit, the number of
--- their changes is 0.
+-- their changes is 0. What was lost before is left to claims, which know whether it is a suspect.
 CREATE FUNCTION {schema}.wake_for_ready() RETURNS trigger
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -120,18 +120,19 @@ DECLARE
 BEGIN
     IF (SELECT last_value FROM {schema}.limits) <> 0 THEN
         limited := {schema}.limited_types(ARRAY(
-            SELECT DISTINCT domain || ' ' || type FROM arrived WHERE claimer IS NULL), false);
+            SELECT DISTINCT domain || ' ' || type FROM arrived
+            WHERE claimer IS NULL AND losses = 0), false);
         IF cardinality(limited) > 0 THEN
             PERFORM {schema}.move_arrived(array_agg(domain), array_agg(priority), array_agg(id))
             FROM arrived
-            WHERE claimer IS NULL AND domain || ' ' || type = ANY (limited);
+            WHERE claimer IS NULL AND losses = 0 AND domain || ' ' || type = ANY (limited);
         END IF;
     END IF;
     IF (SELECT last_value FROM {schema}.armed) <> 0 THEN
         PERFORM {schema}.wake(domain)
         FROM (SELECT DISTINCT domain FROM arrived
               WHERE claimer IS NULL
-                  AND (limited = '{}' OR domain || ' ' || type <> ALL (limited))) d;
+                  AND (losses > 0 OR domain || ' ' || type <> ALL (limited))) d;
     END IF;
     RETURN NULL;
 END
