@@ -8,13 +8,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from claiming import Claimer, want
+from claiming import Claimer, ended, want
 from eventually import eventually
 from handlers import SOON, handling, running
-from queries import count, rows
+from queries import count, rows, scalar
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
-from cmdbus.worker.claims.claim import ClaimScope
+from cmdbus.worker.claims.claim import ClaimScope, LaneRequest
 from cmdbus.worker.pipeline.limited_types import LimitedTypes
 
 WITHIN_S = 20
@@ -228,3 +228,44 @@ def test_a_suspect_of_an_ordered_key_keeps_its_place_until_quarantine_claims_it(
     assert claimed_by(connection, ClaimScope.ORDINARY) == by_others
     assert claimed_by(connection, ClaimScope.SUSPECT) == in_quarantine
     assert claimed_by(connection, ClaimScope.ORDINARY) == 0
+
+
+def test_empty_lanes_are_removed_and_others_stay(dsn: str, connection: psycopg.Connection) -> None:
+    limit(connection, concurrency=1)
+    held = Watched(holds=True)
+    with CommandBus(dsn) as bus:
+        bus.send_many([debit("a"), debit("b"), debit("b")])
+        with running(dsn, handling(held), concurrency=4):
+            eventually(lambda: held.running == {"a": 1, "b": 1}, WITHIN_S)
+            assert scalar(connection, "SELECT cmdbus.retain_lanes(100)") == 1
+            assert rows(dsn, "SELECT key FROM cmdbus.lane") == [("b",)]
+            held.may_end.set()
+            eventually(lambda: nothing_waits(connection), WITHIN_S)
+
+
+def test_a_suspect_runs_alone_once_it_has_its_place(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    limit(connection, concurrency=1)
+    with CommandBus(dsn) as bus:
+        bus.send_many([debit("a"), debit("a")])
+        ordinary, quarantine = (
+            Claimer(connection, scope=scope) for scope in (ClaimScope.ORDINARY, ClaimScope.SUSPECT)
+        )
+        lanes = LaneRequest(["payments Debit"], [], [], 1, 0, {}, below=True)
+        request = want(1, types=[], lanes=lanes)
+        [running_] = ordinary.settle_and_claim([], request)
+        # The second one, as if it waited for its third execution.
+        connection.execute(
+            """WITH gone AS (DELETE FROM cmdbus.limited RETURNING *)
+            INSERT INTO cmdbus.ready (
+                domain, type, priority, command_id, correlation_id, data, key, losses,
+                lane_position)
+            SELECT domain, type, priority, command_id, correlation_id, data, key, 2, lane_position
+            FROM gone"""
+        )
+        assert ordinary.settle_and_claim([], request) == []
+        assert quarantine.claim(1) == []
+        assert ordinary.settle(ended(running_)) == []
+        [suspect] = quarantine.claim(1)
+        assert suspect.losses == 2

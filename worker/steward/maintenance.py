@@ -95,7 +95,7 @@ class Maintenance:
         removed = self._retention.remove_days(connection)
         records = self._retention.remove_records(connection)
         if records:
-            logger.debug("removed %s records of processes and of changes to domains", records)
+            logger.debug("removed %s records of processes, lanes and changes to domains", records)
         if removed:
             logger.info("removed %s days of history that no domain keeps any longer", removed)
 

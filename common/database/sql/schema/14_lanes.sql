@@ -83,7 +83,8 @@ AS $$
         SELECT name, split_part(name, ' ', 1) AS domain, split_part(name, ' ', 2) AS type
         FROM unnest(p_types) n (name)) t
     WHERE EXISTS (SELECT FROM {schema}.limits_of(t.domain, t.type))
-        OR p_waiting AND EXISTS (SELECT FROM {schema}.limited w WHERE w.domain = t.domain AND w.type = t.type)
+        OR p_waiting AND EXISTS (
+            SELECT FROM {schema}.limited w WHERE w.domain = t.domain AND w.type = t.type)
 $$;
 
 -- Moves commands of ready into their lanes: those that arrive and, for a claim that has locked
@@ -106,8 +107,8 @@ AS $$
     FROM gone
 $$;
 
--- Moves those of these types that have just arrived in ready into their lanes; called by the
--- trigger of ready.
+-- Moves commands that have just arrived in ready into their lanes; called by the trigger of ready,
+-- but not for those that may be suspects: claims decide that.
 CREATE FUNCTION {schema}.move_arrived(p_domains text[], p_priorities smallint[], p_ids bigint[])
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER
@@ -128,7 +129,7 @@ BEGIN
     UPDATE {schema}.ready r SET lane_position = r.id
     WHERE r.ctid = ANY (ARRAY(
         SELECT q.ctid FROM {schema}.ready q
-        WHERE q.claimer IS NOT NULL AND q.lane_position IS NULL
+        WHERE (q.claimer IS NOT NULL OR q.losses > 0) AND q.lane_position IS NULL
             AND EXISTS (SELECT FROM {schema}.limits_of(q.domain, q.type))
         FOR UPDATE SKIP LOCKED));
     UPDATE {schema}.lane l SET
@@ -140,14 +141,17 @@ BEGIN
 END
 $$;
 
--- Removes up to p_size lanes that nothing waits in and no rate remembers; called by stewards. Skips
--- locked ones.
+-- Removes up to p_size lanes that nothing waits in and no rate remembers, and returns their number;
+-- also the states of shared limits that no rate remembers. Called by stewards. Skips locked ones.
 CREATE FUNCTION {schema}.retain_lanes(p_size integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     removed bigint;
 BEGIN
+    DELETE FROM {schema}.shared_state d WHERE d.ctid = ANY (ARRAY(
+        SELECT s.ctid FROM {schema}.shared_state s WHERE s.next_start < clock_timestamp()
+        FOR UPDATE SKIP LOCKED));
     DELETE FROM {schema}.lane d WHERE d.ctid = ANY (ARRAY(
         SELECT l.ctid FROM {schema}.lane l
         WHERE l.next_start < clock_timestamp() AND l.opens_at IS NULL AND l.waits_for IS NULL
