@@ -198,6 +198,9 @@ def results_of(rows: Sequence[Row], part: ClaimPart) -> Iterator[ClaimResult]:
                 continue
             yield _result(row, claims, part)
             claims, part = [], _PREFETCH
+    if claims:
+        # Those that were more urgent than any lane, and left no room for another claim.
+        yield ClaimResult(claims, ClaimPart.LANES, 0, None, 0, None, has_more=True)
 
 
 def _result(row: Row, claims: Sequence[Claim], part: ClaimPart) -> ClaimResult:

@@ -1,0 +1,41 @@
+"""What one claim takes of lanes, and what it leaves to the next ones."""
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from lane_claimer import LaneClaimer, Limit, declare
+
+SHARED = ("payments Debit", "orders Ship")
+
+
+@pytest.fixture
+def worker(dsn: str) -> Iterator[LaneClaimer]:
+    claimer = LaneClaimer(dsn, ["payments Debit", "payments Ship", "orders Ship"])
+    yield claimer
+    claimer.connection.close()
+
+
+def send(
+    connection: psycopg.Connection,
+    name: str = "payments Debit",
+    key: str | None = None,
+    priority: int = 5,
+) -> None:
+    connection.execute(
+        "SELECT cmdbus.send(%s, %s, p_key => %s, p_priority => %s)",
+        (*name.split(" "), key, priority),
+    )
+
+
+def test_commands_that_are_more_urgent_than_any_lane_may_take_all_of_a_claim(
+    connection: psycopg.Connection, worker: LaneClaimer
+) -> None:
+    declare(connection, Limit("payments Debit", concurrency=1))
+    send(connection)
+    send(connection)
+    [first] = worker.claim(1)
+    worker.settle(first)
+    send(connection, "payments Ship", priority=0)
+    assert [claim.type for claim in worker.claim(1)] == ["Ship"]
+    assert worker.has_more
