@@ -6,7 +6,7 @@ from typing import NamedTuple
 from cmdbus.checks import MAX_SECONDS, check_key, shown
 
 ON_CONFLICT = REJECT, EXISTING, REPLACE = "reject", "existing", "replace"
-FINISHED, STARTED = "finished", "started"
+UNTIL = FINISHED, STARTED = "finished", "started"
 _MIN_SECONDS = 0.001
 
 
@@ -34,7 +34,7 @@ def check_unique(
 
 
 def _check_until(until: str | float | timedelta) -> str:
-    if isinstance(until, str) and until in (FINISHED, STARTED):
+    if isinstance(until, str) and until in UNTIL:
         return until
     seconds = until.total_seconds() if isinstance(until, timedelta) else until
     if (

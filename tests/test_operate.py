@@ -66,6 +66,7 @@ def test_files_and_spans_without_an_end_get_one_sentence(tmp_path: Path) -> None
         (["list", "--since", "99999999d"], "(2h would be two hours ago)"),
         (["domain", "configure", "payments", "--keep", "9999999999d"], "it is too long"),
         (["send", "payments", "Debit", "@/dev/zero"], "it has more than 33554432 bytes"),
+        (["send", "payments", "Debit", "--unique-until", "ended"], "or finished or started"),
         (["domain", "list", "--dsn-file", "/dev/zero"], "it has more than 65536 bytes"),
     ):
         wrong = here(*arguments)
@@ -225,6 +226,18 @@ def test_a_locale_without_utf_8_changes_no_data(dsn: str) -> None:
     shown = cmdbus("get", "shop", id_, **plain)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert '"grün"' in shown.stdout
+
+
+def test_a_key_of_a_command_that_is_there_prints_its_id(dsn: str) -> None:
+    unique = ["send", "shop", "Debit", "--unique", "report", "--dsn", dsn]
+    first = here(*unique, "--unique-until", "2h").stdout
+    assert here(*unique, "--on-conflict", "existing").stdout == first
+    refused = here(*unique)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert f"command {first.strip()} of domain 'shop' has the unique key 'report'" in refused.stderr
+    assert here(*unique, "--on-conflict", "replace").stdout != first
+    shown = here("get", "shop", first.strip(), "--dsn", dsn).stdout
+    assert "unique key      report" in shown and "REPLACED: replaced by command" in shown
 
 
 def test_completion_knows_the_commands() -> None:

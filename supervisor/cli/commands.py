@@ -30,7 +30,15 @@ from cmdbus.supervisor.cli.output import (
     timestamp,
     when,
 )
-from cmdbus.supervisor.cli.parameters import data, expiry, moment, past, priority, span
+from cmdbus.supervisor.cli.parameters import (
+    data,
+    expiry,
+    moment,
+    past,
+    priority,
+    span,
+    unique_until,
+)
 from cmdbus.supervisor.cli.session import UsageProblem, confirm, one_domain, with_bus
 from cmdbus.supervisor.cli.values import uuid
 
@@ -49,6 +57,7 @@ if TYPE_CHECKING:
       cmdbus send payments DebitAccount '{"account_id": 1, "amount": 5}'
       cmdbus send reports Build @order.json --priority low --delay 2h
       jq .order db.json | cmdbus send orders Ship -
+      cmdbus send reports Daily --unique daily-report-7 --on-conflict existing
     """,
 )
 @click.argument("domain")
@@ -64,6 +73,19 @@ if TYPE_CHECKING:
 @option("--reply-to", metavar="DOMAIN", help="Where its reply is sent to.")
 @option("--max-attempts", type=int, metavar="N", help="Executions until an operator decides.")
 @option("--key", metavar="TEXT", help="For limits that count by it, such as a customer's name.")
+@option("--unique", metavar="TEXT", help="A key that one command of the domain has at a time.")
+@option(
+    "--on-conflict",
+    default="reject",
+    metavar="ACTION",
+    help="If a command has that key: reject, existing (print its id) or replace.",
+)
+@time_option(
+    "--unique-until",
+    parse=unique_until,
+    default="finished",
+    help="Until when it has the key: finished, started, or seconds from now, like 5m, 2h.",
+)
 @time_option(
     "--expires",
     parse=expiry,

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cmdbus.supervisor.cli.values import decoded, duration, read_text
+from cmdbus.uniqueness import UNTIL
 
 #: Twice what a command may hold: data may be written with more space than it takes.
 _MAX_DATA_BYTES = 32 * 1024**2
@@ -77,6 +78,16 @@ def expiry(text: str) -> datetime | timedelta:
         with suppress(ValueError):
             return span(text)
         raise ValueError(f"{error}, or like 5m, 2h") from None
+
+
+def unique_until(text: str) -> str | timedelta:
+    """A word, or how long from now."""
+    if text in UNTIL:
+        return text
+    try:
+        return span(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {' or '.join(UNTIL)}") from None
 
 
 def past(text: str) -> datetime:
