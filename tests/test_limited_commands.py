@@ -1,18 +1,23 @@
 """Commands that wait at a limit: they are found, counted, canceled and moved like all that wait."""
 
 import json
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from uuid import UUID
 
 import psycopg
 import pytest
 from batches import batch_of
 from cli import done, here
-from handlers import connect, found, kinds
+from handlers import await_drained, connect, found, handling, kinds, running
 from queries import claim_by_hand, limit_by_hand, rows, scalar
 from roles import role
 
-from cmdbus import CommandBus, QueueFullError, SendRequest, Status
+from cmdbus import CommandBus, InvalidOperationError, QueueFullError, SendRequest, Status
 from cmdbus.producer import steering
 
 WHERE = """
@@ -265,3 +270,80 @@ def test_a_sequence_behind_its_positions_is_found(dsn: str, bus: CommandBus) -> 
         assert connection.execute(behind).fetchall() == [
             ("limited", "lane_position", "ready_id_seq")
         ]
+
+
+READ = """
+    SELECT sum(pg_stat_get_xact_blocks_fetched(oid)) FROM pg_class
+    WHERE relname ~ '^(ready|scheduled|limited)' AND relkind IN ('r', 'i')"""
+
+
+def test_a_cancel_of_a_key_reads_no_other_commands(dsn: str, bus: CommandBus) -> None:
+    """Whatever the statistics say."""
+    keys = [*("a" * 10), *[None] * 10_000]
+    for delay in (None, 60):
+        bus.send_many([SendRequest("payments", "Debit", key=key, delay=delay) for key in keys])
+    others = bus.send_many([SendRequest("payments", "Debit", key=key) for key in keys])
+    limit_by_hand(dsn, *others)
+    with connect(dsn) as connection, connection.transaction():
+        before = scalar(connection, READ)
+        assert bus.cancel_all("payments", key="a", connection=connection) == 30
+        # Each of the 30 is read once to be chosen, and once by its id in each table.
+        assert scalar(connection, READ) - before < 1000
+        before = scalar(connection, READ)
+        query = (
+            "SELECT canceled FROM cmdbus.cancel_limited("
+            "'payments', NULL, NULL, now(), '', '', 0::smallint, 0, 10, 1000000, NULL, NULL)"
+        )
+        assert scalar(connection, query) == 10
+        assert scalar(connection, READ) - before < 300
+
+
+def test_a_process_that_ends_its_batch_cancels_what_waits_at_a_limit(
+    dsn: str, bus: CommandBus
+) -> None:
+    batch_id = bus.create_batch("payments", [SendRequest("payments", "Debit")] * 4)
+    ids = [record.command_id for record in bus.batch_commands(batch_id)]
+    limit_by_hand(dsn, *ids[:2])
+    with connect(dsn) as connection:
+        assert scalar(connection, "SELECT cmdbus.end_batch_now(%s, NULL, NULL)", batch_id)
+    assert (batch_of(bus, batch_id).status, batch_of(bus, batch_id).canceled) == ("CANCELED", 4)
+
+
+def test_each_command_ends_once_whatever_is_canceled_and_rescheduled(
+    dsn: str, bus: CommandBus
+) -> None:
+    """While workers take commands out of their lanes and put others into them."""
+    pause = partial(time.sleep, 0.002)
+    registry = handling(lambda command, context: pause(), concurrency=1)
+    requests = [
+        SendRequest("payments", "Debit", n, key=f"k{n % 5}", delay=n % 3 * 0.1) for n in range(300)
+    ]
+    ids = bus.send_many(requests)
+    canceled = Counter[str]()
+
+    def cancel() -> None:
+        for id_ in ids[::4]:
+            with suppress(InvalidOperationError):
+                bus.cancel("payments", id_)
+                canceled["one"] += 1
+            pause()
+
+    def cancel_key() -> None:
+        for _ in range(3):
+            canceled["key"] += bus.cancel_all("payments", key="k0")
+
+    def reschedule() -> None:
+        for n, id_ in enumerate(ids[1::3]):
+            change: dict[str, object] = {"delay": 0.05} if n % 2 else {"priority": n % 10}
+            with suppress(InvalidOperationError):
+                bus.reschedule("payments", id_, **change)  # type: ignore[arg-type]
+            pause()
+
+    with running(dsn, registry), running(dsn, registry):
+        with ThreadPoolExecutor() as pool:
+            for done_ in [pool.submit(call) for call in (cancel, cancel_key, reschedule)]:
+                done_.result()
+        await_drained(bus)
+    ended = Counter(found(bus, id_).status for id_ in ids)
+    assert ended == {"CANCELED": canceled.total(), "COMPLETED": len(ids) - canceled.total()}
+    assert rows(dsn, "SELECT count(*) FROM cmdbus.command") == [(len(ids),)]
