@@ -269,3 +269,25 @@ def test_a_suspect_runs_alone_once_it_has_its_place(
         assert ordinary.settle(ended(running_)) == []
         [suspect] = quarantine.claim(1)
         assert suspect.losses == 2
+
+
+def test_one_thread_takes_of_lanes_and_of_other_types_by_turns(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    limit(connection, concurrency=5)
+    order = list[str]()
+
+    def note(command: Command, context: Context) -> None:
+        order.append(command.type)
+
+    registry = HandlerRegistry()
+    for type in ("Debit", "Noop"):
+        registry.register("payments", type, note)
+    with CommandBus(dsn) as bus:
+        with running(dsn, registry, concurrency=1):
+            for type in ("Debit", "Noop", "Debit", "Debit", "Noop", "Noop"):
+                id_ = bus.send("payments", type)
+                bus.wait("payments", id_, timeout=WITHIN_S)
+            bus.send_many([SendRequest("payments", type) for type in ("Debit", "Noop") * 10])
+            eventually(lambda: nothing_waits(connection), WITHIN_S)
+    assert Counter(order) == {"Debit": 13, "Noop": 13}

@@ -40,6 +40,8 @@ class LimitedTypes:
         #: The latest claim of types without limits found nothing.
         self._others_were_empty = False
         self._alternates = False
+        #: The latest request had no room for lanes.
+        self._left_out = False
         #: The monotonic time at which a rate lets a command start.
         self._opens_at = float("inf")
 
@@ -62,6 +64,8 @@ class LimitedTypes:
             self._floors = Floors()
         self._names, self._shared = frozenset(names), shared
         self._read, self._doubted = number, False
+        if number is not None:
+            self._latest = number
         self._readable_at = time.monotonic() + (_UNCOMMITTED_SECONDS if number is None else 0)
 
     @property
@@ -88,6 +92,8 @@ class LimitedTypes:
         ahead = (request.prefetch + 1) // 2 if quick_lanes else 0
         if not request.types or (self._others_were_empty and self._alternates):
             free = request.free
+        self._left_out = free == 0 < request.free
+        self._opens_at = float("inf")
         if not request.quick_types and quick_lanes:
             ahead = request.prefetch
         lanes = LaneRequest(
@@ -112,11 +118,12 @@ class LimitedTypes:
             self._floors.looked(asked.floors, asked.below, request.queues, result, now)
             return result.stopped_at is not None
         if result.part is ClaimPart.LANES:
-            opens = result.opens_in
-            self._opens_at = float("inf") if opens is None else now + max(0.0, opens)
+            if result.opens_in is not None:
+                self._opens_at = min(self._opens_at, now + max(0.0, result.opens_in))
             return result.has_more
         if result.part is ClaimPart.FREE:
             self._others_were_empty = not result.claims
+            return self._left_out
         return False
 
     @property
