@@ -283,11 +283,10 @@ def test_one_thread_takes_of_lanes_and_of_other_types_by_turns(
     registry = HandlerRegistry()
     for type in ("Debit", "Noop"):
         registry.register("payments", type, note)
-    with CommandBus(dsn) as bus:
-        with running(dsn, registry, concurrency=1):
-            for type in ("Debit", "Noop", "Debit", "Debit", "Noop", "Noop"):
-                id_ = bus.send("payments", type)
-                bus.wait("payments", id_, timeout=WITHIN_S)
-            bus.send_many([SendRequest("payments", type) for type in ("Debit", "Noop") * 10])
-            eventually(lambda: nothing_waits(connection), WITHIN_S)
+    with CommandBus(dsn) as bus, running(dsn, registry, concurrency=1):
+        for type in ("Debit", "Noop", "Debit", "Debit", "Noop", "Noop"):
+            id_ = bus.send("payments", type)
+            bus.wait("payments", id_, timeout=WITHIN_S)
+        bus.send_many([SendRequest("payments", type) for type in ("Debit", "Noop") * 10])
+        eventually(lambda: nothing_waits(connection), WITHIN_S)
     assert Counter(order) == {"Debit": 13, "Noop": 13}
