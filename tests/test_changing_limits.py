@@ -1,0 +1,73 @@
+"""Limits that change while commands wait and run."""
+
+import threading
+
+from eventually import eventually, stays
+from handlers import handling, running
+
+from cmdbus import Command, CommandBus, Context, SendRequest
+
+_WITHIN_S = 20
+
+
+class Stepped:
+    """A handler of which the test ends as many executions as it wants."""
+
+    def __init__(self) -> None:
+        self._ends = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self.running = self.ended = 0
+
+    def __call__(self, command: Command, context: Context) -> None:
+        with self._lock:
+            self.running += 1
+        assert self._ends.acquire(timeout=_WITHIN_S)
+        with self._lock:
+            self.running -= 1
+            self.ended += 1
+
+    def end(self, count: int) -> None:
+        wanted = self.ended + count
+        self._ends.release(count)
+        eventually(lambda: self.ended == wanted, _WITHIN_S)
+
+    def settles_at(self, count: int) -> None:
+        eventually(lambda: self.running == count, _WITHIN_S)
+        stays(lambda: self.running == count, 0.3)
+
+
+def test_each_change_holds_for_the_next_claims(dsn: str, bus: CommandBus) -> None:
+    handler = Stepped()
+    bus.send_many([SendRequest("payments", "Debit")] * 40)
+    with running(dsn, handling(handler, concurrency=3), concurrency=6):
+        handler.settles_at(3)
+        bus.limits.set("payments", "Debit", concurrency=1)
+        handler.settles_at(3)
+        handler.end(2)
+        handler.settles_at(1)
+        bus.limits.set("payments", "Debit", concurrency=None)
+        handler.settles_at(6)
+        bus.limits.clear("payments", "Debit")
+        handler.end(3)
+        handler.settles_at(3)
+        handler.end(1)
+        handler.settles_at(3)
+        bus.limits.set("payments", "Debit", ordered=True)
+        handler.end(3)
+        handler.settles_at(1)
+        handler.end(40 - handler.ended)
+    assert len(bus.query(status="COMPLETED")) == 40
+
+
+def test_a_limit_on_a_type_that_had_none_counts_what_runs(dsn: str, bus: CommandBus) -> None:
+    """The claim from which the worker learns of it may still take a command as before."""
+    handler = Stepped()
+    bus.send_many([SendRequest("payments", "Debit")] * 20)
+    with running(dsn, handling(handler), concurrency=4):
+        handler.settles_at(4)
+        bus.limits.set("payments", "Debit", concurrency=2)
+        for _ in range(5):
+            handler.end(1)
+        handler.settles_at(2)
+        handler.end(20 - handler.ended)
+    assert len(bus.query(status="COMPLETED")) == 20
