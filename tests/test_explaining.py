@@ -128,7 +128,7 @@ READY = Facts(
             "It waits: it is due since 2026-03-01 11:59:30+00:00 and comes into the queue next,"
             " and no node is alive.",
         ),
-        ("limited", {"ahead": None}, "It waits: a limit of its type is reached."),
+        ("limited", {}, "It waits: it is the next one that a free thread claims."),
     ],
 )
 def test_a_sentence_names_all_that_keeps_a_command_from_running(

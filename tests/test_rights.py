@@ -89,11 +89,11 @@ RIGHTS = {
             *("configure_domain", "domain_bit"),
             *("cancel_process", "retry_process", "signal_process"),
             *("reschedule", "resolve", "resolve_chunk", "notify", "wake"),
-            *("explain", "is_handled", "is_waiting"),
+            *("explain", "explain_limits", "is_handled", "is_waiting"),
         ],
     },
     "monitor": {
-        "EXECUTE": ["explain", "is_handled"],
+        "EXECUTE": ["explain", "explain_limits", "is_handled"],
         "SELECT": [
             *("domain", "migration", "scheduled.domain", "scheduled.type"),
             *LIMIT_TABLES,

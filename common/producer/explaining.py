@@ -1,6 +1,6 @@
 """Why a command does not run now, in one sentence."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -44,6 +44,25 @@ class Facts(NamedTuple):
     many: bool | None
 
 
+class ReachedLimit(NamedTuple):
+    """Of a command in limited; see explain_limits in the schema."""
+
+    #: order, places, rate or, for what waits before it, ahead.
+    kind: str
+    #: "domain type", or that of a shared limit.
+    name: str | None
+    shared: bool
+    #: The command has a key.
+    keyed: bool
+    most: int | None
+    per_node: bool
+    commands: Sequence[UUID] | None
+    number: int | None
+    #: The table of the command that holds an ordered lane, and when it is due.
+    place: str | None
+    at: datetime | None
+
+
 class Explaining:
     """The method of CommandBus that explains."""
 
@@ -62,10 +81,15 @@ class Explaining:
         rows = self._connections.rows(connection, "explain", "monitor", **values)
         if not rows:
             raise CommandNotFoundError(domain, check_id("command_id", command_id))
-        return sentence(domain, Facts._make(rows[0]))
+        facts = Facts._make(rows[0])
+        limits = []
+        if facts.place == "limited":
+            found = self._connections.rows(connection, "explain_limits", "monitor", **values)
+            limits = [ReachedLimit._make(row) for row in found]
+        return sentence(domain, facts, limits)
 
 
-def sentence(domain: str, facts: Facts) -> str:
+def sentence(domain: str, facts: Facts, limits: Sequence[ReachedLimit] = ()) -> str:
     code = f" ({facts.error_code})" if facts.error_code else ""
     if facts.place == "finished":
         return f"It is {facts.status}{code} since {_time(facts.ended_at)}."
@@ -81,20 +105,19 @@ def sentence(domain: str, facts: Facts) -> str:
     if expires_at is not None and expires_at <= facts.present:
         then = "a node is about to cancel it" if facts.nodes else "no living node can cancel it"
         return f"It expired at {_time(expires_at)}, and {then}."
-    reasons = ", and ".join(_reasons(domain, facts))
+    reasons = ", and ".join(_reasons(domain, facts, limits))
     end = f"; it expires at {_time(expires_at)}" if expires_at else ""
     return f"It waits: {reasons}{end}."
 
 
-def _reasons(domain: str, facts: Facts) -> Iterator[str]:
+def _reasons(domain: str, facts: Facts, limits: Sequence[ReachedLimit]) -> Iterator[str]:
     """At least one."""
     if facts.place == "scheduled":
         yield _due(facts)
     cannot = list(_hindrances(domain, facts))
+    cannot += [_reached(limit) for limit in limits if limit.kind != "ahead" or limit.number]
     yield from cannot
-    if facts.place == "limited":
-        yield "a limit of its type is reached"
-    elif facts.place == "ready" and not cannot:
+    if facts.place != "scheduled" and not cannot:
         yield _turn(facts)
 
 
@@ -115,6 +138,33 @@ def _hindrances(domain: str, facts: Facts) -> Iterator[str]:
     elif facts.place == "ready" and facts.losses >= SUSPECT_LOSSES:
         lost = count_of(facts.losses, "process", "es")
         yield f"it runs next in a process of its own, because {lost} ended while it ran"
+
+
+def _reached(limit: ReachedLimit) -> str:
+    whose = f"limit {limit.name}" if limit.shared else (limit.name or "").replace(" ", "/")
+    match limit.kind:
+        case "order":
+            [holder] = limit.commands or []
+            if limit.place == "scheduled":
+                state = f"is due again at {_time(limit.at)}"
+            elif limit.place == "troubleshooting":
+                state = "waits in the troubleshooting queue"
+            else:
+                state = "is in progress"
+            order = "its key" if limit.keyed else "its commands"
+            return f"{whose} keeps the order of {order}, in which {holder} {state}"
+        case "places":
+            commands = ", ".join(map(str, limit.commands or []))
+            more = (limit.number or 0) - len(limit.commands or [])
+            commands += f" and {more} more" if more else ""
+            scope = " on each node" if limit.per_node else " of its key" if limit.keyed else ""
+            return f"{whose} lets {limit.most} run at once{scope}, and these do: {commands}"
+        case "rate":
+            return f"the rate of {whose} lets the next one start at {_time(limit.at)}"
+    number = limit.number or 0
+    many = f"{number} or more commands" if number == _MAX_COUNT else count_of(number)
+    whose = "its type and key" if limit.keyed else "its type"
+    return f"{many} of {whose} {'waits' if number == 1 else 'wait'} before it"
 
 
 def _turn(facts: Facts) -> str:

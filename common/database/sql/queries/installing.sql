@@ -116,7 +116,7 @@ GRANT EXECUTE ON FUNCTION
     {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.batch_keys,
     {schema}.cancel_process, {schema}.retry_process, {schema}.signal_process,
     {schema}.wake, {schema}.notify, {schema}.domain_bit, {schema}.is_handled,
-    {schema}.is_waiting, {schema}.explain TO {role};
+    {schema}.is_waiting, {schema}.explain, {schema}.explain_limits TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed TO {role};
 
 -- name: grant_monitor
@@ -137,4 +137,5 @@ GRANT SELECT ON
     {schema}.domain,
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set
     TO {role};
-GRANT EXECUTE ON FUNCTION {schema}.is_handled, {schema}.explain TO {role};
+GRANT EXECUTE ON FUNCTION
+    {schema}.is_handled, {schema}.explain, {schema}.explain_limits TO {role};

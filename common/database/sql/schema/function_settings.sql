@@ -12,7 +12,7 @@ BEGIN
             ('add_to_batch admit_from_lanes advance_processes batch_keys cancel_batch'
              ' cancel_in_batch cancel_process cancel_processes_of_batch claim claim_in_lanes'
              ' claim_row claim_suspect claim_with_lanes complete count_process count_shared'
-             ' end_batch_now end_batches end_step expire expire_step explain find_due find_expired'
+             ' end_batch_now end_batches end_step expire expire_step explain explain_limits find_due find_expired'
              ' find_full_key'
              ' fitting fold_batch leave_lanes let_wait_no_longer lock_lanes lock_processes'
              ' lock_shared lock_waiting measure_lanes move_into_lanes next_expiry next_opening'
