@@ -85,6 +85,18 @@ def test_a_fleet_that_cannot_start_declares_nothing(
     assert declared(dsn) == [("fleet_app:registry", "payments Debit", 5)]
 
 
+def test_a_start_waits_while_a_change_of_limits_is_not_committed(
+    dsn: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet_app.registry", limited(concurrency=5))
+    settings = Settings(app="fleet_app:registry", dsn=dsn, procs=1, threads=2)
+    with connection.transaction():
+        connection.execute("SELECT cmdbus.begin_limit_change()")
+        check = list(preflight(settings, declares=True))[-1]
+    assert check.finding is Finding.AWAY
+    assert "another session holds a lock that it needs" in check.sentence
+
+
 def test_a_start_says_which_limits_of_living_nodes_it_changes(
     dsn: str, connection: psycopg.Connection
 ) -> None:

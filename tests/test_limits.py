@@ -73,7 +73,7 @@ def test_a_handlers_options_make_its_limit(
     assert [str(each) for each in declared] == (
         [f"payments/Charge: {text}, by key"] if text else []
     )
-    assert [Declaration.of(each.row.pop("name"), row_of(each)) for each in declared] == declared
+    assert [Declaration.of(each.name, row_of(each)) for each in declared] == declared
 
 
 def row_of(declaration: Declaration) -> dict[str, Any]:

@@ -205,7 +205,7 @@ AS $$
                             WHERE w.node = n.id AND w.armed_until > clock_timestamp())))
 $$;
 
--- A declaration as JSON, without what says who has made it.
+-- A declaration as JSON, without its name, app and time.
 CREATE FUNCTION {schema}.declaration(p_declared {schema}.limit_declared) RETURNS jsonb
 LANGUAGE sql IMMUTABLE
 AS $$
