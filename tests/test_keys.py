@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -198,3 +199,24 @@ def test_producers_write_keys_and_monitors_read_none(dsn: str, bus: CommandBus) 
         assert refused(monitor, "SELECT key FROM cmdbus.command")
         assert not refused(monitor, "SELECT domain FROM cmdbus.command")
         bus.troubleshooting.summary(connection=monitor)
+
+
+def test_a_key_goes_with_all_that_few_commands_have(bus: CommandBus) -> None:
+    expires = datetime(2100, 1, 1, tzinfo=UTC)
+    bus.configure("payments", max_waiting_per_key=100)
+    for delay in (None, 60):
+        for unique in (None, "u"):
+            more: dict[str, Any] = {"key": KEY, "expires": expires, "delay": delay}
+            more |= {"unique": unique and f"{unique} {delay}"}
+            request = SendRequest("payments", "Debit", **more)
+            ids = [bus.send("payments", "Debit", **more)]
+            bus.cancel("payments", ids[0])
+            ids += bus.send_many([request, SendRequest("payments", "Debit", delay=delay)])
+            bus.cancel("payments", ids[1])
+            batch_id = bus.create_batch("payments", [request])
+            ids += [record.command_id for record in bus.batch_commands(batch_id)]
+            records = [found(bus, id_) for id_ in ids]
+            assert [record.key for record in records] == [KEY, KEY, None, KEY]
+            assert [record.expires_at for record in records] == [expires, expires, None, expires]
+            name = more["unique"]
+            assert [record.unique_key for record in records] == [name, name, None, name]
