@@ -73,6 +73,10 @@ class ClaimStatements(Executor):
         self._has_suspect = False
 
     @property
+    def in_quarantine(self) -> bool:
+        return self._scope is ClaimScope.SUSPECT
+
+    @property
     def application_name(self) -> str:
         return session_name(self.schema, self.incarnation)
 
@@ -107,7 +111,7 @@ class ClaimStatements(Executor):
     ) -> tuple[list[Claim], list[Claim]]:
         """Settles plain completions and claims the next run; returns lost claims and new ones.
         `result` is called for each of the two claims, but not for suspects."""
-        if self._scope is ClaimScope.SUSPECT:
+        if self.in_quarantine:
             return self.settle(connection, done) if done else [], self._suspect(connection, request)
         settled = [finished.claim for finished in done]
         values = {**self._completions(done), **self._limits(request)}
@@ -167,11 +171,8 @@ class ClaimStatements(Executor):
 
     def limited_types(self, connection: Connection) -> tuple[int | None, list[str], list[str]]:
         """The number of changes of limits, None while one is being made; those of the node's types
-        that have limits, and the names of limits that they share. In quarantine there are none: a
-        suspect has kept its place."""
+        that have limits, and the names of limits that they share."""
         number = self.value(connection, "committed_limits")
-        if self._scope is ClaimScope.SUSPECT:
-            return number, [], []
         row = self.row(connection, "read_limited_types", types=self.types)
         assert row is not None
         return number, *row
@@ -179,7 +180,7 @@ class ClaimStatements(Executor):
     def plan(self, connection: Connection) -> None:
         """Lets a new session plan the leaders' statement, which takes 10 ms, by settling a claim
         that does not exist and claiming from no domain."""
-        if self._scope is not ClaimScope.SUSPECT:
+        if not self.in_quarantine:
             request = ClaimRequest(1, 1, [""], [], [], {})
             self.settle_and_claim(
                 connection, [Finished(_NO_CLAIM, completed(None), 1, 0.0)], request
@@ -232,7 +233,7 @@ class ClaimStatements(Executor):
         row = self.row(connection, "claim_row", **values)
         if row is None:
             return None
-        self._has_suspect = self._scope is ClaimScope.SUSPECT
+        self._has_suspect = self.in_quarantine
         return Claim._make(row)
 
     def settle(self, connection: Connection, done: Sequence[Finished]) -> list[Claim]:

@@ -47,7 +47,9 @@ class LimitedTypes:
 
     @property
     def _is_old(self) -> bool:
-        return self._read != self._latest or self._doubted
+        # In quarantine there are none: a suspect has kept its place.
+        is_old = self._read != self._latest or self._doubted
+        return is_old and not self._statements.in_quarantine
 
     @property
     def must_be_read(self) -> bool:
