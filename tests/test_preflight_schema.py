@@ -3,8 +3,9 @@
 import psycopg
 import pytest
 from databases import Databases
+from handlers import connect
 from preflights import FATAL, WARNING, checks, troubles
-from queries import rows
+from queries import limit_by_hand, rows
 
 from cmdbus import CommandBus
 from cmdbus.database.schema import install
@@ -48,6 +49,31 @@ def test_a_trigger_that_is_missing_or_in_another_mode_is_a_warning_with_its_repa
     dsn: str, change: str, text: str
 ) -> None:
     assert_repaired(dsn, change, "triggers", f"the trigger wake of cmdbus.scheduled {text}")
+
+
+@pytest.mark.parametrize(
+    ("table", "trigger", "text"),
+    [
+        ("ready", "wake", "it wakes no idle worker"),
+        ("turn", "wake", "it wakes no idle worker"),
+        ("limited", "leave_turns", "commands that wait at a limit may not be claimed"),
+    ],
+)
+def test_each_trigger_that_is_missing_is_made_again(
+    dsn: str, table: str, trigger: str, text: str
+) -> None:
+    about = f"the trigger {trigger} of cmdbus.{table} is missing for a send: {text}"
+    assert_repaired(dsn, f"DROP TRIGGER {trigger} ON cmdbus.{table}", "triggers", about)
+
+
+def test_the_repair_of_limits_lets_those_that_wait_be_claimed(dsn: str, bus: CommandBus) -> None:
+    change = "ALTER TABLE cmdbus.limited DISABLE TRIGGER leave_turns"
+    with connect(dsn) as connection:
+        connection.execute(change)
+    limit_by_hand(dsn, bus.send("payments", "Debit", key="a"))
+    assert rows(dsn, "SELECT key FROM cmdbus.turn") == []
+    assert_repaired(dsn, change, "triggers", "commands that wait at a limit may not be claimed")
+    assert rows(dsn, "SELECT DISTINCT key FROM cmdbus.turn") == [("a",)]
 
 
 def test_an_index_that_is_missing_is_a_warning_with_its_repair(dsn: str) -> None:

@@ -17,7 +17,9 @@ _BASELINE, _SETTINGS = "baseline", "function_settings"
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 #: The beginning of a statement, up to its first semicolon.
 _CREATE = re.compile(
-    r'^CREATE (TABLE|VIEW|SEQUENCE|INDEX|FUNCTION|TRIGGER) (?:"\w+"\.)?(\w+)[^;]*', re.MULTILINE
+    r"^CREATE (?:CONSTRAINT )?(TABLE|VIEW|SEQUENCE|INDEX|FUNCTION|TRIGGER)"
+    r' (?:"\w+"\.)?(\w+)[^;]*',
+    re.MULTILINE,
 )
 
 

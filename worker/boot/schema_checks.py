@@ -13,6 +13,12 @@ from cmdbus.worker.claims.claim import Connection
 
 #: A day's table and its indexes; and looks at all days that should be possible at a time.
 _LOCKS_A_DAY, _MIN_LOOKS = 3, 10
+#: The trigger of the commands that wait at a limit.
+_LEAVES_TURNS = "leave_turns"
+_WITHOUT_TRIGGER = {
+    "wake": "it wakes no idle worker, and waits for the next poll",
+    _LEAVES_TURNS: "commands that wait at a limit may not be claimed",
+}
 
 
 def check_schema(connection: Connection, settings: Settings, role: str) -> Iterator[Check]:
@@ -88,18 +94,20 @@ def _check_history(connection: Connection, schema: str) -> Iterator[Check]:
 
 def _check_triggers(connection: Connection, schema: str) -> Iterator[Check]:
     """An ENABLE TRIGGER after a DISABLE TRIGGER changes their mode, too."""
-    for name, mode in connection.execute(statement("read_triggers", schema)).fetchall():
+    for name, trigger, mode in connection.execute(statement("read_triggers", schema)).fetchall():
         table = f"{schema}.{name}"
         what = "a row that is replicated or restored" if mode == "O" else "a send"
         sentence = (
-            f"the trigger wake of {table} {'does not fire' if mode else 'is missing'} for {what}: "
-            f"it wakes no idle worker, and waits for the next poll"
+            f"the trigger {trigger} of {table} {'does not fire' if mode else 'is missing'} for "
+            f"{what}: {_WITHOUT_TRIGGER[trigger]}"
         )
-        fix = f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER wake"
+        fix = f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}"
         if not mode:
-            triggers = [text for kind, _, text in created(schema) if kind == "TRIGGER"]
-            [create] = [text for text in triggers if f"wake_for_{name}()" in text]
-            fix = f"{' '.join(create.split())}; {fix}"
+            made = [text.split() for kind, _, text in created(schema) if kind == "TRIGGER"]
+            [create] = [words for words in made if {trigger, f'"{schema}".{name}'} <= {*words}]
+            fix = f"{' '.join(create)}; {fix}"
+        if trigger == _LEAVES_TURNS:
+            fix += f"; SELECT {schema}.limits_changed()"
         yield Check("triggers", Finding.WARNING, sentence, fix)
 
 

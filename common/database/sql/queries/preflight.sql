@@ -61,12 +61,14 @@ UNION ALL
  EXCEPT SELECT proname::text FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace::oid);
 
 -- name: read_triggers
--- Tables whose trigger is not in the mode that the schema gives it, and its mode; NULL if they have
--- none.
-SELECT relname::text, tgenabled::text
-FROM pg_class c LEFT JOIN pg_trigger t ON t.tgrelid = c.oid AND tgname = 'wake'
-WHERE c.oid IN ('{schema}.ready'::regclass, '{schema}.scheduled'::regclass)
-    AND tgenabled IS DISTINCT FROM 'A'
+-- Tables and triggers that are not in the mode that the schema gives them, and their mode; NULL if
+-- there is none.
+SELECT w.name, w.trigger, t.tgenabled::text
+FROM (VALUES ('ready', 'wake'), ('scheduled', 'wake'), ('limited', 'leave_turns'),
+             ('turn', 'wake')) w (name, trigger)
+LEFT JOIN pg_trigger t
+    ON t.tgrelid = ('{schema}.' || w.name)::regclass AND t.tgname::text = w.trigger
+WHERE t.tgenabled IS DISTINCT FROM 'A'
 ORDER BY 1;
 
 -- name: read_sequences
