@@ -1,13 +1,22 @@
 """Limits that change while commands wait and run."""
 
+import random
 import threading
+from collections.abc import Callable
+from contextlib import suppress
+from uuid import UUID
 
+import psycopg
+import pytest
 from eventually import eventually, stays
 from handlers import handling, running
+from queries import count
+from test_limits_in_force import declare
 
-from cmdbus import Command, CommandBus, Context, SendRequest
+from cmdbus import Command, CommandBus, Context, InvalidOperationError, SendRequest
 
 _WITHIN_S = 20
+_CHANGES = 60
 
 
 class Stepped:
@@ -71,3 +80,45 @@ def test_a_limit_on_a_type_that_had_none_counts_what_runs(dsn: str, bus: Command
         handler.settles_at(2)
         handler.end(20 - handler.ended)
     assert len(bus.query(status="COMPLETED")) == 20
+
+
+def change(bus: CommandBus, connection: psycopg.Connection, chance: random.Random) -> None:
+    type_, most = chance.choice(["Debit", "Noop"]), chance.choice([1, 3, 8])
+    covers = chance.choice([["payments"], ["payments Debit"], ["payments Noop", "payments Debit"]])
+    shared = {"name": "bank", "concurrency": most, "covers": covers}
+    changes: list[Callable[[], object]] = [
+        lambda: bus.limits.set("payments", type_, concurrency=most, ordered=False),
+        lambda: bus.limits.set("payments", type_, concurrency=None, ordered=False),
+        lambda: bus.limits.set("payments", type_, rate=chance.choice([None, "200/s", "50/s"])),
+        lambda: bus.limits.set("payments", type_, ordered=True, concurrency=1),
+        lambda: bus.limits.set("payments", type_, fair=chance.random() < 0.5),
+        lambda: bus.limits.clear("payments", type_),
+        lambda: declare(connection, "shop", shared),
+        lambda: declare(connection, "shop"),
+    ]
+    with suppress(InvalidOperationError):  # Nothing is set.
+        chance.choice(changes)()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_command_runs_once_whatever_limits_change_meanwhile(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection, seed: int
+) -> None:
+    chance, ids, ran = random.Random(seed), list[UUID](), list[UUID]()
+    registry = handling(lambda command, context: ran.append(command.command_id))
+    with running(dsn, registry, name="a"), running(dsn, registry, name="b"):
+        for _ in range(_CHANGES):
+            ids += bus.send_many(
+                SendRequest(
+                    "payments",
+                    "Debit",
+                    key=chance.choice([None, "x", "y"]),
+                    delay=chance.choice([None, None, 0.05]),
+                )
+                for _ in range(chance.randint(1, 30))
+            )
+            change(bus, connection, chance)
+        bus.limits.set("payments", "Debit", rate=None)
+        tables = ("cmdbus.ready", "cmdbus.limited", "cmdbus.scheduled")
+        eventually(lambda: not any(count(connection, each) for each in tables), _WITHIN_S)
+    assert sorted(ran) == sorted(ids)
