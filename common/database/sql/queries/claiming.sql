@@ -98,8 +98,7 @@ FROM unnest(%(domains)s::text[], %(priorities)s::smallint[]) q (domain, priority
             AND (r.domain || ' ' || r.type) = ANY (%(types)s::text[])
             AND r.losses + (r.claimer IS NOT NULL)::integer
                 BETWEEN %(least_losses)s AND %(most_losses)s
-            AND (r.expires_at IS NULL OR r.claimed_at IS NOT NULL
-                 OR r.expires_at > clock_timestamp())
+            AND {schema}.has_not_expired(r.expires_at, r.claimed_at, clock_timestamp())
             AND r.id <> ALL (%(skipped)s::bigint[])
         ORDER BY r.domain, r.priority, r.id
         LIMIT %(count)s

@@ -9,6 +9,13 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(greatest(p_time, '0002-01-01 00:00+00'::timestamptz),
              '9998-12-31 00:00+00'::timestamptz);
 
+-- Whether a command may start by its expiry: one that has begun does not expire.
+CREATE FUNCTION {schema}.has_not_expired(
+    p_expires_at timestamptz, p_claimed_at timestamptz, p_now timestamptz
+) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+RETURN p_expires_at IS NULL OR p_claimed_at IS NOT NULL OR p_expires_at > p_now;
+
 -- The number of leading rows whose unpacked payloads together hold at most p_bytes; called by
 -- claim, which has locked the rows.
 CREATE FUNCTION {schema}.fitting(p_ctids tid[], p_bytes bigint) RETURNS integer
@@ -108,8 +115,7 @@ BEGIN
                              AND {schema}.is_claimable(r.claimer, r.lease_until))
                         AND (r.domain || ' ' || r.type) = ANY (p_types)
                         AND r.losses + (r.claimer IS NOT NULL)::integer <= p_most_losses
-                        AND (r.expires_at IS NULL OR r.claimed_at IS NOT NULL
-                             OR r.expires_at > present)
+                        AND {schema}.has_not_expired(r.expires_at, r.claimed_at, present)
                     ORDER BY r.domain, r.priority, r.id
                     LIMIT p_count
                     FOR UPDATE SKIP LOCKED

@@ -181,13 +181,6 @@ BEGIN
 END
 $$;
 
--- Whether a command may start by its expiry: one that has begun does not expire.
-CREATE FUNCTION {schema}.has_not_expired(
-    p_expires_at timestamptz, p_claimed_at timestamptz, p_now timestamptz
-) RETURNS boolean
-LANGUAGE sql IMMUTABLE
-RETURN p_expires_at IS NULL OR p_claimed_at IS NOT NULL OR p_expires_at > p_now;
-
 -- Adds to locked lanes their limits and their room: how many of their commands can start now. A
 -- statement of its own after the locks: its snapshot shows what others have admitted.
 CREATE FUNCTION {schema}.measure_lanes(p_lanes {schema}.locked_lane[], p_now timestamptz)

@@ -97,8 +97,7 @@ AS $$
         WHERE r.domain = p_domain AND r.priority = p_priority AND r.id = p_id
             AND r.token = p_token AND r.command_id = p_command_id
             AND {schema}.is_claimable(r.claimer, r.lease_until)
-            AND (r.expires_at IS NULL OR r.claimed_at IS NOT NULL
-                 OR r.expires_at > clock_timestamp())
+            AND {schema}.has_not_expired(r.expires_at, r.claimed_at, clock_timestamp())
         FOR UPDATE SKIP LOCKED
     )
     SELECT c.* FROM picked p, LATERAL {schema}.claim_locked(p.ctid, p_claimer, p_lease) c
