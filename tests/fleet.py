@@ -48,6 +48,7 @@ class Fleet(Supervisor):
         self.program = [str(Path(sys.executable).with_name("cmdbus-supervise"))]
         #: Sessions of processes that were started; each supervisor has one.
         self._sessions: list[int] = []
+        self._connection: psycopg.Connection | None = None
 
     def start(self, *, stderr: int | None = None, shell: str = "") -> None:
         """`shell`: what a shell says before it becomes the supervisor, by exec "$@"."""
@@ -209,9 +210,26 @@ class Fleet(Supervisor):
         (self.place / "open").touch()
 
     def query(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.dsn, autocommit=True, application_name="test") as connection:
-            cursor = connection.execute(statement.encode(), parameters)
-            return cursor.fetchall() if cursor.description else []
+        cursor = self._connected().execute(statement.encode(), parameters)
+        return cursor.fetchall() if cursor.description else []
+
+    def _connected(self) -> psycopg.Connection:
+        """A connection that is kept, as a wait asks a hundred times a second; a new one after a
+        restart of the server."""
+        with suppress(psycopg.OperationalError):
+            if self._connection is not None:
+                self._connection.execute("SELECT 1")
+                return self._connection
+        self._disconnect()
+        self._connection = psycopg.connect(
+            self.dsn, autocommit=True, application_name="test", prepare_threshold=None
+        )
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def outcomes(self, ids: Sequence[UUID]) -> Counter[tuple[str, int]]:
         """How many there are of each status and number of attempts."""
@@ -288,6 +306,7 @@ class Fleet(Supervisor):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.close_board()
+        self._disconnect()
 
 
 @contextmanager
