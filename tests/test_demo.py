@@ -133,7 +133,7 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
         assert "the demo, on an embedded PostgreSQL" in demo.log
         shown = dict(re.findall(r"^  (\w.*?)  +(\S*cmdbus .*)$", demo.stdout, re.MULTILINE))
         assert "cmdbus: running" in typed(shown["what runs where"])
-        assert re.search(r"Mistake +0 +0 +0 +1", typed(shown["what waits"]))
+        assert re.search(r"Mistake +0 +0 +0 +0 +1", typed(shown["what waits"]))
         assert "demo/Mistake" in typed(shown["what needs a person"])
         assert "SIGSEGV" in typed(shown["all about one"])
         sent = typed(shown["to see it in ps"].replace("20", "0.1")).strip()
