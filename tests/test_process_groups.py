@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg
 from eventually import eventually, stays
 from handlers import LADDER, leave_effect, running
-from queries import rows
+from queries import rows, scalar
 from trips import Booking, Trip, soon, taken
 
 from cmdbus import CommandBus, CommandRecord, HandlerRegistry, Reply, TransientCommandError
@@ -170,7 +170,8 @@ def test_a_start_that_a_newer_worker_must_run_makes_no_group_fail_again(
         due = "UPDATE cmdbus.scheduled SET due_at = clock_timestamp() WHERE correlation_id = %s"
         assert connection.execute(due, (late,)).rowcount == 1
         connection.execute("SELECT cmdbus.wake('trips')")
-        eventually(lambda: rows(dsn, "SELECT FROM cmdbus.ready WHERE correlation_id = %s", late))
+        arrived = "SELECT count(*) FROM cmdbus.ready WHERE correlation_id = %s"
+        eventually(lambda: scalar(connection, arrived, late))
         bus.resume("trips")
         eventually(lambda: moved(bus, ids))
     assert set(manager.calls.values()) == {1}
