@@ -44,9 +44,11 @@ CREATE TYPE {schema}.claimed AS (
 -- Names a lane; the priority is that of a command of it. See 14_lanes.sql.
 CREATE TYPE {schema}.lane_key AS (domain text, type text, key text, priority smallint);
 
--- A lane while a claim has it locked. room: the number of commands that it can take.
+-- A lane while a claim has it locked. room: the number of commands that it can take. waited: it is
+-- noted what the lane waits for.
 CREATE TYPE {schema}.locked_lane AS (
-    domain text, type text, key text, turn bigint, next_start timestamptz, concurrency integer,
+    domain text, type text, key text, turn bigint, next_start timestamptz, waited boolean,
+    concurrency integer,
     per_second double precision, burst integer, ordered boolean, blocks boolean, shared text[],
     running integer, room integer, rate_room integer, first_priority smallint
 );

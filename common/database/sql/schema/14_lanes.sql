@@ -14,11 +14,13 @@
 
 -- Leaves a turn for each of these lanes; called by transactions that free a place.
 CREATE FUNCTION {schema}.leave_turns(p_lanes {schema}.lane_key[]) RETURNS void
-LANGUAGE sql VOLATILE SECURITY DEFINER
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
+BEGIN
     INSERT INTO {schema}.turn (domain, type, key, priority)
     SELECT l.domain, l.type, coalesce(l.key, ''), min(l.priority)
-    FROM unnest(p_lanes) l GROUP BY 1, 2, 3
+    FROM unnest(p_lanes) l GROUP BY 1, 2, 3;
+END
 $$;
 
 -- The trigger of limited: a turn for each lane that a statement adds to.
@@ -66,33 +68,40 @@ ALTER TABLE {schema}.turn ENABLE ALWAYS TRIGGER wake;
 -- for them.
 CREATE FUNCTION {schema}.limits_of(p_domain text, p_type text)
 RETURNS TABLE (own text, shared text[])
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
 AS $$
+BEGIN
+    RETURN QUERY
     SELECT t.own, t.shared FROM {schema}.limited_type t
     WHERE t.domain = p_domain AND t.type IN (
         p_type, CASE WHEN p_type <> 'Reply' AND p_type NOT LIKE 'process:%' THEN '' END)
-    ORDER BY t.type DESC LIMIT 1
+    ORDER BY t.type DESC LIMIT 1;
+END
 $$;
 
 -- Those of these types ('domain type') that have a limit or, with p_waiting, commands that still
 -- wait as if they had one.
 CREATE FUNCTION {schema}.limited_types(p_types text[], p_waiting boolean) RETURNS text[]
-LANGUAGE sql STABLE SECURITY DEFINER
+LANGUAGE plpgsql STABLE SECURITY DEFINER
 AS $$
-    SELECT coalesce(array_agg(t.name), '{}') FROM (
-        SELECT name, split_part(name, ' ', 1) AS domain, split_part(name, ' ', 2) AS type
-        FROM unnest(p_types) n (name)) t
-    WHERE EXISTS (SELECT FROM {schema}.limits_of(t.domain, t.type))
-        OR p_waiting AND EXISTS (
-            SELECT FROM {schema}.limited w WHERE w.domain = t.domain AND w.type = t.type)
+BEGIN
+    RETURN (
+        SELECT coalesce(array_agg(t.name), '{}') FROM (
+            SELECT name, split_part(name, ' ', 1) AS domain, split_part(name, ' ', 2) AS type
+            FROM unnest(p_types) n (name)) t
+        WHERE EXISTS (SELECT FROM {schema}.limits_of(t.domain, t.type))
+            OR p_waiting AND EXISTS (
+                SELECT FROM {schema}.limited w WHERE w.domain = t.domain AND w.type = t.type));
+END
 $$;
 
 -- Moves commands of ready into their lanes: those that arrive and, for a claim that has locked
 -- them, those that were there before their limit, or whose claim was released or lost. Their
 -- positions are the ids that they had in ready, which are in the order of sending.
 CREATE FUNCTION {schema}.move_into_lanes(p_ctids tid[]) RETURNS void
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
+BEGIN
     WITH gone AS (
         DELETE FROM {schema}.ready r WHERE r.ctid = ANY (p_ctids) RETURNING r.*
     )
@@ -104,7 +113,8 @@ AS $$
         command_id, correlation_id, priority, attempts, max_attempts, domain, type, reply_to, data,
         error_code, error_message, batch_id, caller, key, unique_key,
         coalesce(lane_position, id), expires_at
-    FROM gone
+    FROM gone;
+END
 $$;
 
 -- Moves commands that have just arrived in ready into their lanes; called by the trigger of ready,

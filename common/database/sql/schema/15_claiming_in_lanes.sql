@@ -4,19 +4,22 @@
 -- this node's workers.
 CREATE FUNCTION {schema}.count_shared(p_name text, p_most integer, p_node bigint)
 RETURNS integer
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
-    SELECT count(*)::integer FROM (
-        SELECT FROM {schema}.limited_type t, LATERAL (
-            SELECT r.claimer FROM {schema}.ready r
-            WHERE r.domain = t.domain AND r.lane_position IS NOT NULL
-                AND CASE WHEN t.type <> '' THEN r.type = t.type
-                    ELSE NOT EXISTS (SELECT FROM {schema}.limited_type o
-                                     WHERE o.domain = r.domain AND o.type = r.type) END) r
-        WHERE p_name = ANY (t.shared)
-            AND (p_node IS NULL OR EXISTS (
-                SELECT FROM {schema}.incarnation i WHERE i.id = r.claimer AND i.node = p_node))
-        LIMIT p_most) places
+BEGIN
+    RETURN (
+        SELECT count(*)::integer FROM (
+            SELECT FROM {schema}.limited_type t, LATERAL (
+                SELECT r.claimer FROM {schema}.ready r
+                WHERE r.domain = t.domain AND r.lane_position IS NOT NULL
+                    AND CASE WHEN t.type <> '' THEN r.type = t.type
+                        ELSE NOT EXISTS (SELECT FROM {schema}.limited_type o
+                                         WHERE o.domain = r.domain AND o.type = r.type) END) r
+            WHERE p_name = ANY (t.shared)
+                AND (p_node IS NULL OR EXISTS (
+                    SELECT FROM {schema}.incarnation i WHERE i.id = r.claimer AND i.node = p_node))
+            LIMIT p_most) places);
+END
 $$;
 
 -- How many starts a rate allows now, at most its burst. A time beyond that burst is from before the
@@ -35,7 +38,7 @@ CREATE FUNCTION {schema}.start_after(
     p_next_start timestamptz, p_per_second double precision, p_burst integer, p_now timestamptz,
     p_count integer
 ) RETURNS timestamptz
-LANGUAGE sql IMMUTABLE
+LANGUAGE sql STABLE
 RETURN CASE WHEN p_per_second IS NULL THEN p_next_start
     ELSE least(greatest(p_next_start, p_now),
                p_now + make_interval(secs => p_burst / p_per_second))
@@ -45,7 +48,7 @@ RETURN CASE WHEN p_per_second IS NULL THEN p_next_start
 CREATE FUNCTION {schema}.opening_time(
     p_next_start timestamptz, p_per_second double precision, p_burst integer
 ) RETURNS timestamptz
-LANGUAGE sql IMMUTABLE
+LANGUAGE sql STABLE
 RETURN p_next_start - make_interval(secs => (p_burst - 1) / p_per_second);
 
 -- Locks the states of these shared limits, in their order, and returns their room: the number of
@@ -85,13 +88,15 @@ $$;
 CREATE FUNCTION {schema}.count_shared_starts(
     p_names text[], p_counts integer[], p_node bigint, p_now timestamptz
 ) RETURNS void
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
+BEGIN
     UPDATE {schema}.shared_state s SET
         next_start = {schema}.start_after(s.next_start, f.starts_per_second, f.burst, p_now, n.count)
     FROM unnest(p_names, p_counts) n (name, count), {schema}.limit_in_force f
     WHERE f.name = n.name AND f.starts_per_second IS NOT NULL AND n.count > 0
-        AND s.name = f.name AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END
+        AND s.name = f.name AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END;
+END
 $$;
 
 -- Gives a turn to lanes that wait for these shared limits, as many as there is room for, the
@@ -129,54 +134,59 @@ RETURNS {schema}.locked_lane[]
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-    places tid[];
-    keys {schema}.lane_key[];
-    turns bigint[];
     lanes {schema}.locked_lane[];
+    missing {schema}.lane_key[];
 BEGIN
-    SELECT array_agg(t.place), array_agg(ROW(t.domain, t.type, t.key, t.priority)
-        ::{schema}.lane_key), array_agg(t.id)
-    INTO places, keys, turns
-    FROM (SELECT q.domain, q.type FROM unnest(p_domains, p_types) q (domain, type)
-          WHERE NOT EXISTS (
-              SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)) q, LATERAL (
-        SELECT v.* FROM (
-            SELECT u.ctid AS place, u.domain, u.type, u.key, u.priority, u.id
-            FROM {schema}.turn u
-            WHERE u.domain = q.domain AND u.type = q.type
-            ORDER BY u.domain, u.type, u.priority, u.id
-            LIMIT p_most
-            FOR UPDATE SKIP LOCKED) v
-        UNION ALL
-        (SELECT NULL, l.domain, l.type, l.key, 0, 0
-         FROM {schema}.lane l
-         WHERE l.domain = q.domain AND l.type = q.type AND l.opens_at <= clock_timestamp()
-         ORDER BY l.domain, l.type, l.opens_at
-         LIMIT p_most)) t;
-    IF keys IS NULL THEN
-        RETURN NULL;
-    END IF;
-    -- Sorted, so that claims that make the same lanes cannot deadlock.
-    INSERT INTO {schema}.lane (domain, type, key)
-    SELECT DISTINCT k.domain COLLATE "C", k.type COLLATE "C", k.key COLLATE "C" FROM unnest(keys) k
-    WHERE NOT EXISTS (SELECT FROM {schema}.lane l
-                      WHERE l.domain = k.domain AND l.type = k.type AND l.key = k.key)
-    ORDER BY 1, 2, 3
-    ON CONFLICT DO NOTHING;
-    lanes := ARRAY(
-        SELECT ROW(l.domain, l.type, l.key, k.turn, l.next_start, NULL, NULL, NULL, NULL, NULL,
-                   NULL, NULL, NULL, NULL, NULL)::{schema}.locked_lane
-        FROM (SELECT k.domain, k.type, k.key, min(k.turn) AS turn
-              FROM unnest(keys, turns) k (domain, type, key, priority, turn) GROUP BY 1, 2, 3) k,
-            LATERAL (
-                SELECT l.domain, l.type, l.key, l.next_start FROM {schema}.lane l
-                WHERE l.domain = k.domain AND l.type = k.type AND l.key = k.key
-                FOR UPDATE SKIP LOCKED) l);
-    DELETE FROM {schema}.turn t
-    WHERE t.ctid = ANY (ARRAY(
-        SELECT k.place
-        FROM unnest(places, keys) k (place, domain, type, key, priority)
-        WHERE (k.domain, k.type, k.key) IN (SELECT l.domain, l.type, l.key FROM unnest(lanes) l)));
+    FOR pass IN 1..2 LOOP
+        WITH picked AS MATERIALIZED (
+            SELECT t.* FROM (
+                SELECT q.domain, q.type FROM unnest(p_domains, p_types) q (domain, type)
+                WHERE NOT EXISTS (
+                    SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)) q, LATERAL (
+                SELECT v.* FROM (
+                    SELECT u.ctid AS place, u.domain, u.type, u.key, u.id
+                    FROM {schema}.turn u
+                    WHERE u.domain = q.domain AND u.type = q.type
+                    ORDER BY u.domain, u.type, u.priority, u.id
+                    LIMIT p_most
+                    FOR UPDATE SKIP LOCKED) v
+                UNION ALL
+                (SELECT NULL, l.domain, l.type, l.key, 0
+                 FROM {schema}.lane l
+                 WHERE l.domain = q.domain AND l.type = q.type AND l.opens_at <= clock_timestamp()
+                 ORDER BY l.domain, l.type, l.opens_at
+                 LIMIT p_most)) t
+        ), locked AS MATERIALIZED (
+            SELECT p.*, l.next_start, l.waited
+            FROM picked p LEFT JOIN LATERAL (
+                SELECT l.next_start, l.opens_at IS NOT NULL OR l.waits_for IS NOT NULL AS waited
+                FROM {schema}.lane l
+                WHERE l.domain = p.domain AND l.type = p.type AND l.key = p.key
+                FOR UPDATE SKIP LOCKED) l ON true
+        ), used AS (
+            DELETE FROM {schema}.turn t USING locked k
+            WHERE t.ctid = k.place AND k.next_start IS NOT NULL
+        ), each AS MATERIALIZED (
+            SELECT k.domain, k.type, k.key, min(k.id) AS turn, k.next_start, k.waited
+            FROM locked k GROUP BY k.domain, k.type, k.key, k.next_start, k.waited
+        )
+        SELECT array_agg(ROW(e.domain, e.type, e.key, e.turn, e.next_start, e.waited, NULL, NULL,
+                             NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::{schema}.locked_lane)
+                FILTER (WHERE e.next_start IS NOT NULL),
+            array_agg(ROW(e.domain, e.type, e.key, NULL)::{schema}.lane_key)
+                FILTER (WHERE e.next_start IS NULL)
+        INTO lanes, missing
+        FROM each e;
+        EXIT WHEN missing IS NULL;
+        -- Sorted, so that claims that make the same lanes cannot deadlock.
+        INSERT INTO {schema}.lane (domain, type, key)
+        SELECT m.domain, m.type, m.key FROM unnest(missing) m
+        WHERE NOT EXISTS (SELECT FROM {schema}.lane l
+                          WHERE l.domain = m.domain AND l.type = m.type AND l.key = m.key)
+        ORDER BY m.domain COLLATE "C", m.type COLLATE "C", m.key COLLATE "C"
+        ON CONFLICT DO NOTHING;
+        EXIT WHEN NOT FOUND OR lanes IS NOT NULL;
+    END LOOP;
     RETURN lanes;
 END
 $$;
@@ -185,10 +195,11 @@ $$;
 -- statement of its own after the locks: its snapshot shows what others have admitted.
 CREATE FUNCTION {schema}.measure_lanes(p_lanes {schema}.locked_lane[], p_now timestamptz)
 RETURNS {schema}.locked_lane[]
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
-    SELECT ARRAY(
-        SELECT ROW(l.domain, l.type, l.key, l.turn, l.next_start, f.concurrency, f.starts_per_second,
+BEGIN
+    RETURN ARRAY(
+        SELECT ROW(l.domain, l.type, l.key, l.turn, l.next_start, l.waited, f.concurrency, f.starts_per_second,
                    f.burst, f.ordered, f.on_trouble = 'block', coalesce(m.shared, '{}'),
                    c.running,
                    CASE WHEN f.ordered AND (c.running > 0 OR h.held) THEN 0
@@ -197,9 +208,10 @@ AS $$
                                                c.rate_room)) END,
                    c.rate_room, CASE WHEN f.ordered THEN h.priority ELSE 0 END
             )::{schema}.locked_lane
-        FROM unnest(p_lanes) l
-        LEFT JOIN LATERAL {schema}.limits_of(l.domain, l.type) m ON true
+        FROM (SELECT u.domain, u.type, array_agg(u) AS lanes FROM unnest(p_lanes) u GROUP BY 1, 2) g
+        LEFT JOIN LATERAL {schema}.limits_of(g.domain, g.type) m ON true
         LEFT JOIN {schema}.limit_in_force f ON f.name = m.own,
+        unnest(g.lanes) l,
         LATERAL (
             SELECT (SELECT count(*)::integer FROM (
                         SELECT FROM {schema}.ready r
@@ -228,7 +240,8 @@ AS $$
                     ORDER BY w.domain, w.type, coalesce(w.key, ''), w.priority, w.lane_position
                     LIMIT 1) w
                 ORDER BY w.lane_position LIMIT 1)::smallint END AS priority
-        ) h)
+        ) h);
+END
 $$;
 
 -- Claims up to p_count commands of lanes of these types, of p_bytes of payload or just one. p_shared
@@ -257,10 +270,12 @@ DECLARE
     owners integer[];
     sizes bigint[];
     chosen tid[];
-    chosen_owners integer[];
-    -- For each lane: the shared limit that keeps its next command.
+    -- For each lane: how many commands are taken of it, and the shared limit that keeps its next.
+    counts integer[];
     blockers text[];
     each_fetched integer;
+    -- Commands that a lane gives, on average: at first a guess.
+    each_gave double precision := 4;
     taken integer := 0;
     bytes bigint := 0;
     is_full boolean := false;
@@ -278,33 +293,34 @@ BEGIN
         IF cardinality(p_shared) > 0 THEN
             released := {schema}.let_wait_no_longer(p_shared, rooms);
         END IF;
-        lanes := {schema}.lock_lanes(p_domains, p_types, 2 * (p_count - taken) + 16);
+        lanes := {schema}.lock_lanes(
+            p_domains, p_types, ((p_count - taken) / each_gave)::integer + 16);
         EXIT WHEN coalesce(cardinality(lanes), 0) = 0;
         present := clock_timestamp();
         lanes := {schema}.measure_lanes(lanes, present);
-        each_fetched := ceil(2.0 * (p_count - taken) / cardinality(lanes));
-        SELECT array_agg(o.ctid ORDER BY o.priority, o.turn_of_lane, o.turn),
-            array_agg(o.lane ORDER BY o.priority, o.turn_of_lane, o.turn),
-            array_agg(o.bytes ORDER BY o.priority, o.turn_of_lane, o.turn)
+        each_fetched := ceil(1.25 * (p_count - taken) / cardinality(lanes));
+        SELECT array_agg(o.ctid), array_agg(o.lane), array_agg(o.bytes)
         INTO ctids, owners, sizes
         FROM (
-            SELECT q.ctid, q.priority, q.bytes, l.turn, l.place::integer AS lane,
-                l.running + row_number() OVER (
-                    PARTITION BY l.place ORDER BY q.priority, q.lane_position) AS turn_of_lane
+            SELECT q.ctid, q.bytes, l.place::integer AS lane
             FROM unnest(lanes) WITH ORDINALITY l (
-                    domain, type, key, turn, next_start, concurrency, per_second, burst, ordered,
-                    blocks, shared, running, room, rate_room, first_priority, place), LATERAL (
-                SELECT w.ctid, w.priority, w.lane_position, pg_column_size(w.data) AS bytes
-                FROM {schema}.limited w
-                WHERE w.domain = l.domain AND w.type = l.type AND coalesce(w.key, '') = l.key
-                    AND w.priority >= l.first_priority
-                    AND {schema}.has_not_expired(w.expires_at, w.claimed_at, present)
-                ORDER BY w.domain, w.type, coalesce(w.key, ''), w.priority, w.lane_position
-                LIMIT least(l.room, each_fetched)
-                FOR UPDATE SKIP LOCKED) q
+                    domain, type, key, turn, next_start, waited, concurrency, per_second, burst,
+                    ordered, blocks, shared, running, room, rate_room, first_priority, place),
+                LATERAL (
+                    SELECT r.*, row_number() OVER () AS number
+                    FROM (
+                        SELECT w.ctid, w.priority, pg_column_size(w.data) AS bytes
+                        FROM {schema}.limited w
+                        WHERE w.domain = l.domain AND w.type = l.type
+                            AND coalesce(w.key, '') = l.key AND w.priority >= l.first_priority
+                            AND {schema}.has_not_expired(w.expires_at, w.claimed_at, present)
+                        ORDER BY w.domain, w.type, coalesce(w.key, ''), w.priority, w.lane_position
+                        LIMIT least(l.room, each_fetched)
+                        FOR UPDATE SKIP LOCKED) r) q
+            ORDER BY q.priority, l.running + q.number, l.turn
         ) o;
         chosen := '{}';
-        chosen_owners := '{}';
+        counts := array_fill(0, ARRAY[cardinality(lanes)]);
         blockers := array_fill(NULL::text, ARRAY[cardinality(lanes)]);
         <<rows>>
         FOR i IN 1..coalesce(cardinality(ctids), 0) LOOP
@@ -329,13 +345,15 @@ BEGIN
             taken := taken + 1;
             bytes := bytes + sizes[i];
             chosen := chosen || ctids[i];
-            chosen_owners := chosen_owners || owners[i];
+            counts[owners[i]] := counts[owners[i]] + 1;
         END LOOP;
         IF cardinality(chosen) > 0 THEN
             RETURN QUERY SELECT * FROM {schema}.admit_from_lanes(chosen, p_claimer, p_lease, present);
         END IF;
-        PERFORM {schema}.leave_lanes(lanes, chosen_owners, blockers, each_fetched, is_full, present);
+        PERFORM {schema}.leave_lanes(lanes, counts, blockers, each_fetched, is_full, present);
         EXIT WHEN is_full OR taken >= p_count;
+        each_gave := greatest(0.5, least(
+            each_gave, cardinality(chosen)::double precision / cardinality(lanes)));
     END LOOP;
     IF taken > 0 THEN
         PERFORM {schema}.note_lease(p_claimer, p_lease),
@@ -356,8 +374,10 @@ $$;
 CREATE FUNCTION {schema}.admit_from_lanes(
     p_ctids tid[], p_claimer bigint, p_lease interval, p_now timestamptz
 ) RETURNS SETOF {schema}.claimed
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
+BEGIN
+    RETURN QUERY
     WITH gone AS (
         DELETE FROM {schema}.limited w USING unnest(p_ctids) WITH ORDINALITY c (ctid, place)
         WHERE w.ctid = c.ctid
@@ -376,7 +396,8 @@ AS $$
         r.reply_to::text, {schema}.finite(r.created_at),
         extract(epoch FROM p_now
             - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.batch_id,
-        r.caller, r.ctid
+        r.caller, r.ctid;
+END
 $$;
 
 -- Notes what locked lanes wait for after a claim has taken commands of them: nothing, their rate, a
@@ -384,25 +405,25 @@ $$;
 -- place is free. One whose next rows are locked, as if they were being canceled, is looked at again
 -- a second later.
 CREATE FUNCTION {schema}.leave_lanes(
-    p_lanes {schema}.locked_lane[], p_owners integer[], p_blockers text[], p_fetched integer,
+    p_lanes {schema}.locked_lane[], p_counts integer[], p_blockers text[], p_fetched integer,
     p_is_full boolean, p_now timestamptz
 ) RETURNS void
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
-    WITH taken AS (
-        SELECT o.lane, count(*)::integer AS count FROM unnest(p_owners) o (lane) GROUP BY 1
-    ), after AS MATERIALIZED (
-        SELECT l.*, b.blocker, coalesce(t.count, 0) AS count, w.priority,
-            {schema}.start_after(l.next_start, l.per_second, l.burst, p_now, coalesce(t.count, 0))
-                AS start_then
-        FROM unnest(p_lanes) WITH ORDINALITY l (
-            domain, type, key, turn, next_start, concurrency, per_second, burst, ordered, blocks,
-            shared, running, room, rate_room, first_priority, place)
-        JOIN unnest(p_blockers) WITH ORDINALITY b (blocker, place) ON b.place = l.place
-        LEFT JOIN taken t ON t.lane = l.place
-        LEFT JOIN LATERAL (
+BEGIN
+    WITH after AS MATERIALIZED (
+        SELECT l.*, w.priority,
+            {schema}.start_after(l.next_start, l.per_second, l.burst, p_now, l.count) AS start_then
+        FROM (
+            SELECT l.*, p_counts[l.place] AS count, p_blockers[l.place] AS blocker
+            FROM unnest(p_lanes) WITH ORDINALITY l (
+                domain, type, key, turn, next_start, waited, concurrency, per_second, burst,
+                ordered, blocks, shared, running, room, rate_room, first_priority, place)
+        ) l LEFT JOIN LATERAL (
             SELECT w.priority FROM {schema}.limited w
             WHERE w.domain = l.domain AND w.type = l.type AND coalesce(w.key, '') = l.key
+                -- Not for one that is full, which waits for nothing else.
+                AND (l.count < l.room OR l.count >= l.rate_room OR l.blocker IS NOT NULL)
             ORDER BY w.domain, w.type, coalesce(w.key, ''), w.priority, w.lane_position
             LIMIT 1) w ON true
     ), judged AS MATERIALIZED (
@@ -429,30 +450,33 @@ AS $$
         waits_priority = CASE j.waits WHEN 'shared' THEN j.priority END
     FROM judged j
     WHERE l.domain = j.domain AND l.type = j.type AND l.key = j.key
-        AND (l.opens_at IS NOT NULL OR l.waits_for IS NOT NULL
-             OR j.waits IN ('rate', 'row', 'shared') OR (j.count > 0 AND j.per_second IS NOT NULL))
+        AND (j.waited OR j.waits IN ('rate', 'row', 'shared') OR (j.count > 0 AND j.per_second IS NOT NULL));
+END
 $$;
 
 -- Seconds until a rate lets one of these types start again, after p_after; NULL if none will.
 CREATE FUNCTION {schema}.next_opening(
     p_domains text[], p_types text[], p_shared text[], p_node bigint, p_after timestamptz
 ) RETURNS double precision
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
-    SELECT extract(epoch FROM min(o.opens_at) - clock_timestamp())::double precision FROM (
-        SELECT l.opens_at FROM unnest(p_domains, p_types) q (domain, type), LATERAL (
-            SELECT l.opens_at FROM {schema}.lane l
-            WHERE l.domain = q.domain AND l.type = q.type AND l.opens_at > p_after
-            ORDER BY l.domain, l.type, l.opens_at LIMIT 1) l
-        WHERE NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
-        UNION ALL
-        SELECT {schema}.opening_time(s.next_start, f.starts_per_second, f.burst)
-        FROM {schema}.limit_in_force f, {schema}.shared_state s
-        WHERE f.name = ANY (p_shared) AND f.starts_per_second IS NOT NULL AND s.name = f.name
-            AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END
-            AND {schema}.starts_allowed(s.next_start, f.starts_per_second, f.burst, clock_timestamp()) = 0
-            AND EXISTS (SELECT FROM {schema}.lane l WHERE l.waits_for = f.name)
-    ) o
+BEGIN
+    RETURN (
+        SELECT extract(epoch FROM min(o.opens_at) - clock_timestamp())::double precision FROM (
+            SELECT l.opens_at FROM unnest(p_domains, p_types) q (domain, type), LATERAL (
+                SELECT l.opens_at FROM {schema}.lane l
+                WHERE l.domain = q.domain AND l.type = q.type AND l.opens_at > p_after
+                ORDER BY l.domain, l.type, l.opens_at LIMIT 1) l
+            WHERE NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
+            UNION ALL
+            SELECT {schema}.opening_time(s.next_start, f.starts_per_second, f.burst)
+            FROM {schema}.limit_in_force f, {schema}.shared_state s
+            WHERE f.name = ANY (p_shared) AND f.starts_per_second IS NOT NULL AND s.name = f.name
+                AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END
+                AND {schema}.starts_allowed(s.next_start, f.starts_per_second, f.burst, clock_timestamp()) = 0
+                AND EXISTS (SELECT FROM {schema}.lane l WHERE l.waits_for = f.name)
+        ) o);
+END
 $$;
 
 -- Claims for a worker some of whose types (p_lane_types, of p_lane_domains) have limits: p_lanes of
