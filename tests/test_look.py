@@ -136,6 +136,7 @@ def test_a_snapshot_counts_one_domain(bus: CommandBus) -> None:
         "depth": 0,
         "ready": 0,
         "scheduled": 0,
+        "limited": 0,
         "in_progress": 0,
         "troubleshooting": 0,
         "oldest_age": 0.0,

@@ -111,8 +111,7 @@ class Transition:
         moves = self._moves
         if not moves:
             return
-        sent = [move.sent for move in moves]
-        ended = [move.ended for move in moves]
+        sent, ended = zip(*((move.sent, move.ended) for move in moves), strict=True)
         taken = self.store.value(
             self.connection,
             "advance_processes",
