@@ -1,0 +1,89 @@
+-- Sends a command, for any SQL client, in its transaction. A day of p_delay and p_expires has 24
+-- hours in every time zone.
+CREATE FUNCTION {schema}.send(
+    p_domain text, p_type text, p_data jsonb DEFAULT NULL, p_command_id uuid DEFAULT NULL,
+    p_priority integer DEFAULT 5, p_delay interval DEFAULT NULL,
+    p_correlation_id uuid DEFAULT NULL, p_reply_to text DEFAULT NULL,
+    p_max_attempts integer DEFAULT NULL, p_key text DEFAULT NULL, p_unique text DEFAULT NULL,
+    p_on_conflict text DEFAULT 'reject', p_unique_until text DEFAULT 'finished',
+    p_expires interval DEFAULT NULL
+) RETURNS uuid
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    command_id uuid := coalesce(p_command_id, {schema}.new_id());
+    data json := coalesce(p_data, 'null')::json;
+    present timestamp := clock_timestamp() AT TIME ZONE 'UTC';
+    run_at timestamptz;
+    expires_at timestamptz;
+    answer record;
+    name constant text := '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$';
+    -- The limits of checks.py, data.py and requests.py.
+    name_rule constant text :=
+        'must be a letter and up to 99 more of A-Z a-z 0-9 _ . : - (ASCII)';
+    problem text := CASE
+        WHEN p_domain IS NULL OR p_domain !~ name THEN 'p_domain ' || name_rule
+        WHEN p_type IS NULL OR p_type !~ name THEN 'p_type ' || name_rule
+        WHEN p_reply_to !~ name THEN 'p_reply_to ' || name_rule
+        WHEN p_priority IS NULL OR p_priority NOT BETWEEN 0 AND 10 THEN
+            'p_priority must be from 0 (first) to 10 (last)'
+        WHEN p_delay < interval '0' OR p_delay > interval '100 years' THEN
+            'p_delay must be from 0 to 100 years'
+        WHEN p_expires <= interval '0' OR p_expires > interval '100 years' THEN
+            'p_expires must be more than 0, and at most 100 years'
+        WHEN p_expires <= p_delay THEN
+            'p_expires must be longer than p_delay: the command would never start'
+        WHEN p_max_attempts NOT BETWEEN 1 AND 32767 THEN 'p_max_attempts must be from 1 to 32767'
+        WHEN length(p_key) NOT BETWEEN 1 AND 200 THEN 'p_key must be text of 1 to 200 characters'
+        WHEN octet_length(data::text) > 1048576 THEN
+            format('p_data has %s bytes: at most 1048576 are taken', octet_length(data::text))
+        ELSE {schema}.unique_problem(p_unique, p_on_conflict, p_unique_until)
+    END;
+BEGIN
+    IF problem IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = problem;
+    END IF;
+    run_at := (present + p_delay) AT TIME ZONE 'UTC';
+    expires_at := (present + p_expires) AT TIME ZONE 'UTC';
+    IF p_unique IS NULL THEN
+        SELECT e.refusal, e.depth, e.max_depth INTO answer
+        FROM {schema}.enqueue(
+            p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority, NULL, run_at,
+            coalesce(p_correlation_id, command_id), p_reply_to, p_max_attempts, NULL, false,
+            p_key => p_key, p_expires_at => expires_at) e;
+    ELSE
+        SELECT e.refusal, e.depth, e.max_depth, e.holder INTO answer
+        FROM {schema}.enqueue_unique(
+            p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority, NULL, run_at,
+            coalesce(p_correlation_id, command_id), p_reply_to, p_max_attempts, NULL, false,
+            p_unique, p_on_conflict, p_unique_until, p_key => p_key,
+            p_expires_at => expires_at) e;
+    END IF;
+    CASE answer.refusal
+        WHEN 'duplicate' THEN
+            RAISE unique_violation USING MESSAGE = format(
+                'command %s was sent to domain %s before: an id is taken once',
+                command_id, p_domain);
+        WHEN 'held' THEN
+            IF p_on_conflict = 'existing' THEN
+                RETURN answer.holder;
+            END IF;
+            RAISE unique_violation USING MESSAGE = format(
+                'command %s of domain %s has the unique key %s', answer.holder, p_domain,
+                to_json(p_unique));
+        WHEN 'full' THEN
+            RAISE configuration_limit_exceeded USING MESSAGE = format(
+                'domain %s is full: its depth is %s, its max_depth %s; send again later',
+                p_domain, answer.depth, answer.max_depth);
+        WHEN 'key_full' THEN
+            RAISE configuration_limit_exceeded USING MESSAGE = format(
+                'key %s of domain %s is full: its depth is %s, its max_waiting_per_key %s; send again'
+                ' later', to_json(p_key), p_domain, answer.depth, answer.max_depth);
+        WHEN 'closed' THEN
+            RAISE object_not_in_prerequisite_state USING MESSAGE = format(
+                'domain %s does not accept commands: configure it with accepting=True', p_domain);
+        ELSE
+            RETURN command_id;
+    END CASE;
+END
+$$;
