@@ -139,3 +139,12 @@ def test_a_fleet_declares_its_limits_before_its_workers_start_and_at_a_reload(
     assert fleet.query(in_force) == [("stripe", 7)]
     [warning] = fleet.logged("limits:")
     assert "stripe, which a node that is running has declared, is now 7 at once" in warning
+    write_app(fleet.place, LIMITED.format(concurrency=9))
+    pids = fleet.pids().values()
+    with psycopg.connect(fleet.dsn) as other:
+        other.execute("SELECT cmdbus.begin_limit_change()")
+        fleet.send_signal(signal.SIGHUP)
+        [warning] = fleet.await_saying("the limits of the app are not declared: ")
+    assert warning.endswith("; reload again later")
+    fleet.await_successors(pids)
+    assert fleet.query(in_force) == [("stripe", 7)]
