@@ -118,7 +118,7 @@ AS $$
 DECLARE
     limited text[] := '{}';
 BEGIN
-    IF (SELECT last_value FROM {schema}.limits) <> 0 THEN
+    IF pg_sequence_last_value('{schema}.limits'::regclass) <> 0 THEN
         limited := {schema}.limited_types(ARRAY(
             SELECT DISTINCT domain || ' ' || type FROM arrived
             WHERE claimer IS NULL AND losses = 0), false);
@@ -128,7 +128,7 @@ BEGIN
             WHERE claimer IS NULL AND losses = 0 AND domain || ' ' || type = ANY (limited);
         END IF;
     END IF;
-    IF (SELECT last_value FROM {schema}.armed) <> 0 THEN
+    IF pg_sequence_last_value('{schema}.armed'::regclass) <> 0 THEN
         PERFORM {schema}.wake(domain)
         FROM (SELECT DISTINCT domain FROM arrived
               WHERE claimer IS NULL
