@@ -207,9 +207,8 @@ def _result(row: Row, claims: Sequence[Claim], part: ClaimPart) -> ClaimResult:
     """`row` is the last one of a claim."""
     _, domain, priority, id_, *_ = row
     if id_ == _LANES_READ:
-        return ClaimResult(
-            claims, part, 0, None, 0, None, has_more=bool(row[_ATTEMPTS]), opens_in=row[_WAITED]
-        )
+        has_more, opens_in = bool(row[_ATTEMPTS]), row[_WAITED]
+        return ClaimResult(claims, ClaimPart.LANES, 0, None, 0, None, has_more, opens_in)
     stopped_at = None if domain is None else (domain, priority)
     return ClaimResult(claims, part, id_, stopped_at, int(row[_WAITED]), row[_CALLER])
 
