@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from broken_histories import BROKEN, TROUBLE, WAITS_ON
+from broken_limits import KEPT
 from chaos_history import (
     CALM,
     GOOD,
@@ -51,6 +52,13 @@ def test_a_good_history_passes() -> None:
 )
 def test_each_invariant_can_be_broken(name: str, what: str) -> None:
     assert name in violated(BROKEN[name][what])
+
+
+@pytest.mark.parametrize(("name", "kept"), KEPT)
+def test_what_a_limit_a_key_and_an_expiry_let_happen_is_no_violation(
+    name: str, kept: Change
+) -> None:
+    assert name not in violated(kept)
 
 
 @pytest.mark.parametrize("type_", handlers.BODIES)
@@ -186,7 +194,7 @@ def test_each_sentence_that_a_check_can_say_is_planted() -> None:
     """A check that cannot fail proves nothing."""
     passed: set[tuple[str, int]] = set()
     wanted: dict[tuple[str, int], str] = {}
-    rooms = ("batch", "call", "command", "fleet", "process", "time")
+    rooms = (*("batch", "call", "command", "expiry", "fleet", "lane", "process", "time", "unique"),)
     for name in (f"{room}_checks" for room in rooms):
         path = str(SCRIPTS / "fault_injection" / f"{name}.py")
         tree = ast.parse(Path(path).read_text())

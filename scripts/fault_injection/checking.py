@@ -31,6 +31,7 @@ from fault_injection.command_checks import (
     runs_are_explained,
     tokens_count_up,
 )
+from fault_injection.expiry_checks import what_expires_never_begins
 from fault_injection.fleet_checks import (
     connections_are_bounded,
     counters_never_fall,
@@ -46,6 +47,12 @@ from fault_injection.fleet_checks import (
     the_server_is_content,
 )
 from fault_injection.history import Call, History, Restore
+from fault_injection.lane_checks import (
+    no_place_is_lost,
+    order_is_kept,
+    places_are_never_exceeded,
+    rates_are_kept,
+)
 from fault_injection.process_checks import (
     deadlines_fire_in_time,
     nothing_is_undone_too_early,
@@ -63,6 +70,11 @@ from fault_injection.time_checks import (
     leases_of_the_living_are_renewed,
     outages_are_over_in_time,
     stops_lose_no_outcome,
+)
+from fault_injection.unique_checks import (
+    only_held_keys_are_refused,
+    only_what_waits_is_replaced,
+    unique_keys_have_one_holder,
 )
 
 Check = Callable[[History], Iterator[str]]
@@ -134,6 +146,14 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("attempts are bounded, and only outcomes charge", attempts_are_bounded),
     ("nothing runs before it is due", not_before_its_time),
     ("what is delayed starts in time", delayed_start_in_time),
+    ("no more run at once than a limit allows", places_are_never_exceeded),
+    ("ordered commands run one after the other, as sent", order_is_kept),
+    ("no more start in a time than a rate allows", rates_are_kept),
+    ("no place and no turn is lost", no_place_is_lost),
+    ("what expires never begins, and is canceled in time", what_expires_never_begins),
+    ("a unique key has one holder at a time", unique_keys_have_one_holder),
+    ("only the key of a holder is refused", only_held_keys_are_refused),
+    ("only what waits is replaced, by one with its key", only_what_waits_is_replaced),
     ("the counters of batches equal their commands", batches_count_their_commands),
     ("batches end with their last command, once", batches_end_once),
     ("batches end as their commands, or canceled", batches_end_as_their_commands),

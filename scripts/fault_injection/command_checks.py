@@ -11,6 +11,7 @@ from fault_injection.grouping import (
     completed_by_operators,
     entries,
     is_of_process,
+    moved_into_lanes,
     named,
     pid_of,
 )
@@ -48,6 +49,8 @@ _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
     ),
     **dict.fromkeys(("Segfault", "Exit", "Gil", "GilShort", "AbortLater"), (("COMPLETED", None),)),
 }
+#: The codes of commands that are canceled without an operator.
+_BY_ITSELF = ("EXPIRED", "REPLACED")
 _EFFECTIVE = ("Tx", "Adds", "Cross", "Keep")
 #: What a handler may meet that is not its command's fault: it is tried again, uncharged.
 _OUTSIDE = (
@@ -65,12 +68,11 @@ def one_end(history: History) -> Iterator[str]:
         if call.way == "cancel" and call.outcome == "ok":
             for id_ in set(call.ids) - canceled:
                 yield f"{id_} was canceled, and is not"
-    asked = {
-        id_ for call in history.calls if call.way in ("cancel", "cancel-batch") for id_ in call.ids
-    }
+    ways = ("cancel", "cancel-batch", "cancel-trouble")
+    asked = {id_ for call in history.calls if call.way in ways for id_ in call.ids}
     for row in history.rows:
         is_asked = row.command_id in asked or row.batch in asked or is_of_process(row)
-        if row.status == "CANCELED" and not is_asked:
+        if row.status == "CANCELED" and not is_asked and row.code not in _BY_ITSELF:
             yield f"{named(row)} is canceled, and no cancel was sent"
     for id_, moves in by_command(history.moves).items():
         ends = [move for move in moves if move.what == "finished+"]
@@ -134,8 +136,11 @@ def only_the_claimer_ends_a_claim(history: History) -> Iterator[str]:
     canceled = {row.command_id for row in history.rows if row.status == "CANCELED"}
     # Another worker cancels what a process has sent, as a deadline has passed, and its timers.
     expired = {row.command_id for row in history.rows if is_of_process(row)} & canceled
+    into_lanes = moved_into_lanes(history.moves)
     for move in history.moves:
         if move.what not in ("ready-", "release") or move.command_id in expired:
+            continue
+        if move.number in into_lanes:
             continue
         by = incarnation_of(move.session)
         if by is None:
@@ -161,8 +166,10 @@ def only_the_claimer_ends_a_claim(history: History) -> Iterator[str]:
 
 
 def claims_do_not_overlap(history: History) -> Iterator[str]:
+    into_lanes = moved_into_lanes(history.moves)
     for move in history.moves:
-        held = move.what == "claim" and move.claimer_before is not None
+        takes = move.what == "claim" or move.number in into_lanes
+        held = takes and move.claimer_before is not None
         if held and (move.lease_before or 0.0) > move.at:
             yield (
                 f"command {move.command_id} was claimed {(move.lease_before or 0) - move.at:.3f} s "
@@ -246,13 +253,17 @@ def runs_are_explained(history: History) -> Iterator[str]:
 
 
 def ended_leases_are_recorded(history: History) -> Iterator[str]:
-    """A claim of a row that another claim still had leaves an event of that one's token."""
+    """A claim of a row that another claim still had leaves an event of that one's token; so does
+    its move to where it waits at a limit."""
     events = Counter(
         (event.command_id, event.token) for event in history.events if event.code == _LEASE_ENDED
     )
+    into_lanes = moved_into_lanes(history.moves)
     for move in history.moves:
-        if move.what == "claim" and move.claimer_before is not None:
-            key = move.command_id, move.token_before
+        takes = move.what == "claim" or move.number in into_lanes
+        if takes and move.claimer_before is not None:
+            before = move.token if move.token_before is None else move.token_before
+            key = move.command_id, before
             if events[key] != 1:
                 yield f"command {key[0]}: {events[key]} events of the lost claim {key[1]}"
 

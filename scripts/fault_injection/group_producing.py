@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -36,6 +37,21 @@ def transaction(dsn: str) -> Iterator[psycopg.Connection]:
     parts = complete(parse(dsn), application_name="cmdbus:bus", settings={})
     with connect(parts) as connection, connection.transaction():
         yield connection
+
+
+def send_one(bus: CommandBus, request: SendRequest, **more: Any) -> UUID:
+    return bus.send(
+        request.domain,
+        request.type,
+        request.data,
+        command_id=request.command_id,
+        priority=request.priority,
+        delay=request.delay,
+        reply_to=request.reply_to,
+        key=request.key,
+        expires=request.expires,
+        **more,
+    )
 
 
 class GroupProducer:

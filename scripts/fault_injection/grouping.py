@@ -24,6 +24,18 @@ def by_command(moves: Iterable[Move]) -> Mapping[str, list[Move]]:
     return found
 
 
+def moved_into_lanes(moves: Iterable[Move]) -> set[int]:
+    """The numbers of the moves out of ready to where commands wait at a limit."""
+    found = set()
+    left: dict[tuple[str, int], int] = {}
+    for move in moves:
+        if move.what == "ready-":
+            left[move.command_id, move.xid] = move.number
+        elif move.what == "limited+" and (move.command_id, move.xid) in left:
+            found.add(left.pop((move.command_id, move.xid)))
+    return found
+
+
 def entries(marks: Iterable[Mark]) -> list[Mark]:
     return sorted((mark for mark in marks if mark.what == "enter"), key=lambda mark: mark.at)
 

@@ -28,6 +28,7 @@ from cmdbus import (
 )
 from fault_injection.failpoints import DIRECTORY, NAME
 from fault_injection.flows import Flow
+from fault_injection.lanes import register_lanes
 from fault_injection.oddities import ODDITIES
 from fault_injection.plan import ALL_DOMAINS
 
@@ -60,6 +61,7 @@ def registry() -> HandlerRegistry:
         for type_, body in BODIES.items():
             timeout = _TIMEOUTS.get(type_)
             made.register(domain, type_, _marked(body), retry=RETRY, timeout=timeout)
+    register_lanes(made, RETRY, _marked(does))
     made.register(REPLIES, "Reply", lambda command, context: None)
     made.register_process(Flow(RETRY))
     return made
@@ -99,6 +101,11 @@ def _burns(command: Command) -> bool:
             continue
         return True
     return False
+
+
+def does(command: Command, context: Context, run: str) -> object:
+    """As the handler of another type."""
+    return BODIES[command.data["does"]](command, context, run)
 
 
 def noop(command: Command, context: Context, run: str) -> None:

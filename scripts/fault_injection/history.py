@@ -26,6 +26,9 @@ class Call:
     answer: Mapping[str, str] | None = None
     #: It waited in vain.
     timed_out: bool = False
+    #: The domain and the unique key of what it sends, and the command that had it already.
+    unique: str | None = None
+    held_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,13 @@ class Row:
     #: The command that added it to its batch, and how many this one adds.
     added_by: str | None = None
     adds: int = 0
+    #: The type by which it is limited, as 'domain type', where `type` is what its handler does.
+    limited: str | None = None
+    key: str | None = None
+    #: finished, started, or the number of seconds for which the unique key is held.
+    unique_key: str | None = None
+    unique_until: str = "finished"
+    expires_at: Time | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +93,18 @@ class Move:
     lease_before: Time | None = None
     due_at: Time | None = None
     attempts: int = 0
+    claimed_at: Time | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitChange:
+    """Of a limit in force; without a value it limits nothing."""
+
+    at: Time
+    name: str
+    concurrency: int | None = None
+    starts_per_second: float | None = None
+    burst: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +292,9 @@ class History:
     moves: Sequence[Move] = ()
     events: Sequence[Event] = ()
     effects: Sequence[Effect] = ()
+    limit_changes: Sequence[LimitChange] = ()
+    #: The lanes that had a turn at the end.
+    turns: Sequence[str] = ()
     batches: Sequence[Batch] = ()
     processes: Sequence[Process] = ()
     marks: Sequence[Mark] = ()

@@ -16,6 +16,7 @@ from fault_injection.history import (
     Call,
     Effect,
     Event,
+    LimitChange,
     Line,
     Mark,
     Move,
@@ -25,6 +26,7 @@ from fault_injection.history import (
     Time,
 )
 from fault_injection.journal import lines_of
+from fault_injection.lanes import LANES
 
 T = TypeVar("T")
 
@@ -36,12 +38,14 @@ def read_calls(paths: Iterable[Path]) -> list[Call]:
             call = calls.setdefault(line["call"], {"outcome": "unknown", "ids": ()})
             if line["what"] == "invoke":
                 call.update(way=line["way"], count=line["count"], began=line["at"])
+                call["unique"] = line.get("unique")
             elif line["what"] != "again":
                 call["outcome"] = line["what"]
             call["ids"] = line.get("ids", call["ids"])
             if "answer" in line:
                 call["answer"] = line["answer"]
             call["timed_out"] = line.get("why") == CallTimeoutError.__name__
+            call["held_by"] = line.get("held_by")
             call["ended"] = line["at"]
     return [Call(name=name, **call) for name, call in calls.items()]
 
@@ -87,13 +91,15 @@ _ROW = """
 SELECT command_id, '{table}', {status}, type, domain,
     CASE WHEN pg_column_size(data) < 100000 THEN data ELSE json_build_object(
         'call', data -> 'call', 'index', data -> 'index', 'delay', data -> 'delay',
-        'adds', data -> 'adds') END,
+        'adds', data -> 'adds', 'does', data -> 'does',
+        'unique_until', data -> 'unique_until') END,
     error_code, attempts, max_attempts, losses, token, claimer, {result}, created_at, reply_to,
-    batch_id
+    batch_id, key, unique_key, expires_at
 FROM cmdbus.{table}"""
 _TABLES = {
     "ready": "'PENDING'",
     "scheduled": "'PENDING'",
+    "limited": "'PENDING'",
     "troubleshooting": "'IN_TROUBLESHOOTING_QUEUE'",
     "finished": "status",
 }
@@ -105,7 +111,7 @@ _ROWS = " UNION ALL ".join(
 )
 _MOVES = """
 SELECT number, began, at, xid, session, what, command_id, token, token_before, claimer,
-    claimer_before, lease_before, due_at, attempts
+    claimer_before, lease_before, due_at, attempts, claimed_at
 FROM chaos.move ORDER BY number"""
 _EVENTS = "SELECT command_id, at, kind, code, token, claimer FROM cmdbus.event ORDER BY id"
 _EFFECTS = "SELECT command_id, run, session, xid FROM chaos.effect"
@@ -153,6 +159,9 @@ LEFT JOIN (
     SELECT process_id, json_agg(kind ORDER BY id) AS events
     FROM cmdbus.process_event GROUP BY process_id
 ) e ON e.process_id = p.process_id"""
+_LIMIT_CHANGES = """
+SELECT at, name, concurrency, starts_per_second, burst FROM chaos.limit_change ORDER BY number"""
+_TURNS = "SELECT DISTINCT concat_ws(' ', domain, type, key) FROM cmdbus.turn ORDER BY 1"
 _WORKERS = "SELECT id, worker FROM cmdbus.incarnation"
 
 
@@ -169,6 +178,8 @@ def read_tables(connection: psycopg.Connection) -> dict[str, Any]:
         "moves": records(Move, _MOVES),
         "events": records(Event, _EVENTS),
         "effects": records(Effect, _EFFECTS),
+        "limit_changes": records(LimitChange, _LIMIT_CHANGES),
+        "turns": [name for (name,) in all_of(_TURNS)],
         "batches": records(Batch, _BATCHES),
         "processes": [_process(*row) for row in connection.execute(_PROCESSES).fetchall()],
         "workers": dict(all_of(_WORKERS)),
@@ -181,13 +192,14 @@ def _names(record: Any) -> list[str]:
 
 def _row(*values: Any) -> Row:
     command_id, table, status, type_, domain, data, code, attempts, most, losses, *rest = values
-    token, claimer, result, created_at, reply_to, batch = rest
+    token, claimer, result, created_at, reply_to, batch, *held = rest
+    key, unique_key, expires_at = held
     asked = data if isinstance(data, dict) else {}
     return Row(
         command_id=command_id,
         table=table,
         status=status,
-        type=type_,
+        type=asked.get("does") or type_,
         domain=domain,
         call=asked.get("call"),
         index=asked.get("index"),
@@ -206,6 +218,11 @@ def _row(*values: Any) -> Row:
         process=asked.get("process"),
         added_by=asked.get("added_by"),
         adds=len(asked.get("adds") or ()),
+        limited=f"{domain} {type_}" if domain == LANES else None,
+        key=key,
+        unique_key=unique_key,
+        unique_until=asked.get("unique_until") or "finished",
+        expires_at=expires_at,
     )
 
 

@@ -27,7 +27,16 @@ CREATE TABLE chaos.move (
     claimer_before bigint,
     lease_before timestamptz,
     due_at timestamptz,
-    attempts integer NOT NULL
+    attempts integer NOT NULL,
+    claimed_at timestamptz
+);
+CREATE TABLE chaos.limit_change (
+    number bigint GENERATED ALWAYS AS IDENTITY,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    name text NOT NULL,
+    concurrency integer,
+    starts_per_second double precision,
+    burst integer
 );
 
 -- Rows that handlers lock in opposite order, and a table that changes while they read it.
@@ -36,7 +45,15 @@ CREATE TABLE chaos.wide (n integer);
 
 CREATE FUNCTION chaos.note() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF TG_OP = 'INSERT' THEN
+    IF TG_OP = 'INSERT' AND NEW.claimer IS NOT NULL AND TG_ARGV[0] = 'ready' THEN
+        -- Claimed where it waited at a limit.
+        INSERT INTO chaos.move (what, command_id, token, token_before, claimer, due_at, attempts,
+                                claimed_at)
+        VALUES ('ready+', NEW.command_id, NEW.token - 1, NULL, NULL, NEW.due_at, NEW.attempts,
+                NULL),
+            ('claim', NEW.command_id, NEW.token, NEW.token - 1, NEW.claimer, NEW.due_at,
+                NEW.attempts, NEW.claimed_at);
+    ELSIF TG_OP = 'INSERT' THEN
         INSERT INTO chaos.move (what, command_id, token, due_at, attempts)
         VALUES (TG_ARGV[0] || '+', NEW.command_id, NEW.token, NEW.due_at, NEW.attempts);
     ELSIF TG_OP = 'DELETE' AND TG_ARGV[0] = 'ready' THEN
@@ -47,10 +64,10 @@ BEGIN
         VALUES (TG_ARGV[0] || '-', OLD.command_id, OLD.token, OLD.attempts);
     ELSE
         INSERT INTO chaos.move (what, command_id, token, token_before, claimer, claimer_before,
-                                lease_before, due_at, attempts)
+                                lease_before, due_at, attempts, claimed_at)
         VALUES (CASE WHEN NEW.claimer IS NULL THEN 'release' ELSE 'claim' END, NEW.command_id,
                 NEW.token, OLD.token, NEW.claimer, OLD.claimer, OLD.lease_until, NEW.due_at,
-                NEW.attempts);
+                NEW.attempts, NEW.claimed_at);
     END IF;
     RETURN NULL;
 END
@@ -58,12 +75,26 @@ $$;
 CREATE TRIGGER chaos_claim AFTER UPDATE ON cmdbus.ready FOR EACH ROW
     WHEN (OLD.token IS DISTINCT FROM NEW.token OR OLD.claimer IS DISTINCT FROM NEW.claimer)
     EXECUTE FUNCTION chaos.note('ready');
+
+CREATE FUNCTION chaos.note_limit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        INSERT INTO chaos.limit_change (name) VALUES (OLD.name);
+    ELSE
+        INSERT INTO chaos.limit_change (name, concurrency, starts_per_second, burst)
+        VALUES (NEW.name, NEW.concurrency, NEW.starts_per_second, NEW.burst);
+    END IF;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER chaos_limit AFTER INSERT OR UPDATE OR DELETE ON cmdbus.limit_in_force
+    FOR EACH ROW EXECUTE FUNCTION chaos.note_limit();
 """
 _TRIGGER = (
     "CREATE TRIGGER chaos_{table} AFTER INSERT OR DELETE ON cmdbus.{table}"
     " FOR EACH ROW EXECUTE FUNCTION chaos.note('{table}')"
 )
-_TABLES = ("ready", "scheduled", "troubleshooting", "finished")
+_TABLES = ("ready", "scheduled", "limited", "troubleshooting", "finished")
 
 #: By the names for --sabotage: in which functions which text is replaced by which.
 SABOTAGES = {

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 from cmdbus import (
@@ -23,10 +22,12 @@ from cmdbus import (
 )
 from fault_injection.drawing import Drawing, Limits
 from fault_injection.flow_drawing import draw_id
-from fault_injection.group_producing import KNOWN, GroupProducer, transaction
+from fault_injection.group_producing import KNOWN, GroupProducer, send_one, transaction
 from fault_injection.handlers import DOMAIN, DOMAINS, UNHANDLED
 from fault_injection.journal import Journal
+from fault_injection.lane_producing import LaneProducer
 from fault_injection.steering import UNSURE
+from fault_injection.unique_producing import UniqueProducer
 
 _WEIGHTS = {
     "send": 40,
@@ -44,6 +45,10 @@ _WEIGHTS = {
     "cancel": 7,
     "crowd": 0.15,
     "big": 1,
+    "lane": 20,
+    "unique": 10,
+    "limit": 0.6,
+    "lane-trouble": 1,
 }
 #: How many big commands are sent together at most.
 _BIG_AT_ONCE = 4
@@ -71,6 +76,8 @@ class Producer:
         #: Some of those that it sent, to be canceled.
         self._known: list[tuple[str, UUID]] = []
         self._groups = GroupProducer(name, self._dice, limits, dsn, journal)
+        self._lanes = LaneProducer(name, self._dice, limits, dsn, journal)
+        self._unique = UniqueProducer(name, self._dice, limits, dsn, journal)
 
     def stop(self) -> None:
         self._stopping = True
@@ -92,6 +99,10 @@ class Producer:
             "cancel": self._cancel,
             "crowd": self._crowd,
             "big": self._big,
+            "lane": self._lanes.send,
+            "unique": lambda bus, call: self._unique.send(call),
+            "limit": self._lanes.limit,
+            "lane-trouble": self._lanes.decide,
         }
         with CommandBus(self._dsn) as bus:
             while not self._stopping:
@@ -102,7 +113,7 @@ class Producer:
 
     def _send(self, bus: CommandBus, call: str) -> None:
         request = self._drawing.request(call, 0)
-        self._try(call, "send", [request], lambda: [_send(bus, request)])
+        self._try(call, "send", [request], lambda: [send_one(bus, request)])
 
     def _many(self, bus: CommandBus, call: str) -> None:
         requests = [
@@ -142,7 +153,7 @@ class Producer:
     def _delayed(self, bus: CommandBus, call: str) -> None:
         delay = round(self._dice.uniform(0.1, 4.0), 2)
         request = self._drawing.request(call, 0, delay=delay)
-        self._try(call, "delayed", [request], lambda: [_send(bus, request)], delay=delay)
+        self._try(call, "delayed", [request], lambda: [send_one(bus, request)], delay=delay)
 
     def _own(self, bus: CommandBus, call: str) -> None:
         """As often as it takes: with an id of its own it cannot double."""
@@ -151,7 +162,7 @@ class Producer:
         self._journal.write("invoke", call, way="own", count=1, ids=[id_])
         while not self._stopping:
             try:
-                _send(bus, request)
+                send_one(bus, request)
             except DuplicateCommandError:
                 pass
             except UNSURE as error:
@@ -179,7 +190,7 @@ class Producer:
         self, bus: CommandBus, requests: Sequence[SendRequest], *, roll_back: bool = False
     ) -> list[UUID]:
         with transaction(self._dsn) as connection:
-            ids = [_send(bus, requests[0], connection=connection)]
+            ids = [send_one(bus, requests[0], connection=connection)]
             ids += bus.send_many(requests[1:], connection=connection)
             if roll_back:
                 raise _RolledBack
@@ -233,19 +244,6 @@ def send_in_front(dsn: str, journal: Journal, domains: int) -> None:
 
 class _RolledBack(Exception):
     pass
-
-
-def _send(bus: CommandBus, request: SendRequest, **more: Any) -> UUID:
-    return bus.send(
-        request.domain,
-        request.type,
-        request.data,
-        command_id=request.command_id,
-        priority=request.priority,
-        delay=request.delay,
-        reply_to=request.reply_to,
-        **more,
-    )
 
 
 def main() -> None:

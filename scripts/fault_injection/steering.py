@@ -13,6 +13,7 @@ from cmdbus import CommandBus, CommandNotFoundError, InvalidOperationError, Proc
 from cmdbus.errors import DatabaseUnavailableError
 from fault_injection.flows import FLOWS
 from fault_injection.journal import Journal
+from fault_injection.lanes import LANES
 
 UNSURE = (psycopg.Error, DatabaseUnavailableError)
 _REFUSED = (InvalidOperationError, CommandNotFoundError, ProcessNotFoundError)
@@ -40,6 +41,20 @@ class Operator:
             self.decide(bus, f"{self._name}-{self._calls}", record.process_id, for_good=for_good)
         return any(self._decisions[each.process_id] <= _MAX_DECISIONS for each in waiting)
 
+    def decide_in_lanes(self, bus: CommandBus) -> None:
+        """About commands with limits that are in troubleshooting, where ordered ones may stand in
+        the way of others."""
+        try:
+            found = bus.troubleshooting.list(LANES, limit=_AT_ONCE)
+        except UNSURE:
+            return
+        for record in found:
+            id_ = record.command_id
+            self._decisions[id_] += 1
+            self._calls += 1
+            call = f"{self._name}-{self._calls}"
+            self._resolve(bus, call, (LANES, id_), for_good=self._decisions[id_] > _DECISIONS)
+
     def steer(self, bus: CommandBus, call: str, id_: UUID, *, again: bool) -> None:
         """`again`: also lets failed compensations run again."""
         action = self._dice.choice(("signal", "signal", "cancel", "decide", "decide", "retry"))
@@ -66,6 +81,11 @@ class Operator:
         if key is None:
             self._retry(bus, call, id_)
             return
+        self._resolve(bus, call, key, for_good=for_good)
+
+    def _resolve(
+        self, bus: CommandBus, call: str, key: tuple[str, UUID], *, for_good: bool
+    ) -> None:
         queue = bus.troubleshooting
         done: Any = {"operator": self._name, "reason": call}
         actions: list[tuple[str, Callable[[], object]]] = [

@@ -132,7 +132,10 @@ def calls_end_with_their_commands(history: History) -> Iterator[str]:
 
 def delayed_start_in_time(history: History) -> Iterator[str]:
     claimed = sorted(move.at for move in history.moves if move.what == "claim")
-    for moves in by_command(history.moves).values():
+    waited = {move.command_id for move in history.moves if move.what == "limited+"}
+    for id_, moves in by_command(history.moves).items():
+        if id_ in waited:  # for a limit
+            continue
         for index, move in enumerate(moves[:-1]):
             if move.what == "scheduled+":
                 yield from _late(history, [*moves[index : index + 4]], claimed)
@@ -144,7 +147,7 @@ def _late(history: History, moves: Sequence[Move], claimed: Sequence[float]) -> 
     ready = next((move for move in after if move.what == "ready+"), None)
     if ready is None:  # canceled
         return
-    if ready.at > due_at + _PROMOTED_S and not _all_kept_away(history, due_at, ready.at):
+    if ready.at > due_at + _PROMOTED_S and not stewards_kept_away(history, due_at, ready.at):
         yield f"command {id_} was claimable {ready.at - due_at:.1f} s after it was due"
     claim = next((move for move in after if move.what == "claim"), None)
     if claim is None or claim.at <= ready.at + _STARTED_S:
@@ -152,6 +155,13 @@ def _late(history: History, moves: Sequence[Move], claimed: Sequence[float]) -> 
     others = bisect(claimed, claim.at) - bisect(claimed, ready.at)
     if others < _BACKLOG and not _disturbed(history, ready.at, claim.at):
         yield f"command {id_} was claimed {claim.at - ready.at:.1f} s after it was claimable"
+
+
+def stewards_kept_away(history: History, began: float, ended: float) -> bool:
+    return all(
+        _kept_away(history, name, began, ended, _KEEPS_STEWARD_AWAY)
+        for name in set(_homes(history).values())
+    )
 
 
 def _homes(history: History) -> Mapping[int, str]:
@@ -176,13 +186,6 @@ def _kept_away(
         and (instance is None or instance in one.instances)
         and _overlaps(one, began, ended)
         for one in history.recoveries
-    )
-
-
-def _all_kept_away(history: History, began: float, ended: float) -> bool:
-    return all(
-        _kept_away(history, name, began, ended, _KEEPS_STEWARD_AWAY)
-        for name in set(_homes(history).values())
     )
 
 
