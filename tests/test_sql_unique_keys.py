@@ -7,8 +7,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from claiming import Claimer, ended
-from handlers import connect, found, kinds
-from queries import claim_by_hand, count, rows, scalar
+from handlers import beside, connect, found, kinds
+from queries import await_lock_waits, claim_by_hand, count, rows, scalar
 
 from cmdbus import CommandBus, SendRequest, Status
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
@@ -157,6 +157,19 @@ def test_a_command_that_never_began_is_replaced(
     assert isinstance(reply.data, dict)
     assert (reply.data["command_id"], reply.data["outcome"]) == (str(first), "CANCELED")
     assert reply.data["result"]["code"] == "REPLACED"
+
+
+def test_a_command_that_waits_at_a_limit_is_replaced_too(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    bus.limits.set("payments", "Debit", concurrency=1, operator="ann")
+    first = send(connection)
+    assert count(connection, "cmdbus.limited") == 1
+    assert_held(connection, first)
+    second = send(connection, on_conflict="replace")
+    assert found(bus, first).error_code == "REPLACED"
+    assert count(connection, "cmdbus.limited") == 1
+    assert_held(connection, second)
 
 
 def test_a_replaced_command_of_a_batch_counts_as_canceled(
@@ -309,3 +322,27 @@ def test_retention_waits_for_no_sender(dsn: str, connection: psycopg.Connection)
         sender.commit()
     assert retain(connection) == 0
     assert_held(connection, taken, unique="a")
+
+
+def test_a_key_that_is_taken_while_retention_looks_at_it_stays(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """The row is not locked then, and retention has an older snapshot."""
+    send(connection, "a")
+    claim_by_hand(dsn, send(connection, "b", unique_until="started"))
+    connection.execute(
+        "ALTER FUNCTION cmdbus.is_there RENAME TO is_really_there;"
+        "CREATE FUNCTION cmdbus.is_there(text, text, uuid, boolean) RETURNS boolean"
+        " LANGUAGE plpgsql STABLE AS $$ BEGIN"
+        " IF $2 = 'a' THEN PERFORM pg_advisory_xact_lock_shared(4711); END IF;"
+        " RETURN cmdbus.is_really_there($1, $2, $3, $4); END $$"
+    )
+    removed: list[int] = []
+    with psycopg.connect(dsn) as gate, connect(dsn) as steward:
+        gate.execute("SELECT pg_advisory_xact_lock(4711)")
+        with beside(lambda: removed.append(retain(steward))):
+            await_lock_waits(dsn)
+            taken = send(connection, "b")
+            gate.rollback()
+    assert removed == [0]
+    assert_held(connection, taken, unique="b")

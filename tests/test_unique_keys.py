@@ -7,9 +7,9 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from handlers import beside, found
+from handlers import beside, connect, found
 from proxy import Proxy
-from queries import await_lock_waits, claim_by_hand, count
+from queries import await_lock_waits, claim_by_hand, count, scalar
 from senders import counts
 
 from cmdbus import CommandBus, DuplicateCommandError, SendRequest, Status
@@ -153,7 +153,7 @@ def test_a_hook_may_make_a_called_command_unique(dsn: str) -> None:
 
 
 def outgoing(own: UUID | None, **more: Any) -> Outgoing:
-    return Limits.of(None, 1000).check(request(command_id=own, **more), new_id())
+    return Limits.of(None, 1000).check(request(**{"command_id": own, **more}), new_id())
 
 
 def send(
@@ -218,6 +218,28 @@ def test_a_repetition_waits_for_its_first_try(
             first.commit() if lands else first.rollback()
     assert answers == [command.command_id]
     assert count(connection, "cmdbus.ready") == 1
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["id of the bus", "own id"])
+def test_a_repetition_waits_for_a_first_try_that_waits_for_another_sender(
+    dsn: str, own: bool
+) -> None:
+    """Who gets the key first does not matter."""
+    for n in range(5):
+        command = outgoing(uuid4() if own else None, unique=f"report {n}")
+        call, answers = new_call(), list[object]()
+        with psycopg.connect(dsn) as other, psycopg.connect(dsn) as first:
+            scalar(other, "SELECT cmdbus.send('payments', 'Debit', p_unique => %s)", f"report {n}")
+            with (
+                connect(dsn) as connection,
+                beside(lambda: send(first, command, call, again=False) and first.commit()),  # noqa: B023
+            ):
+                await_lock_waits(dsn)
+                repeat = partial(send, connection, command, call, again=True)
+                with beside(lambda: answers.append(repeat())):  # noqa: B023
+                    await_lock_waits(dsn, 2)
+                    other.rollback()
+        assert answers == [command.command_id]
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["ids of the bus", "own ids"])
