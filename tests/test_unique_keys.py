@@ -232,13 +232,14 @@ def test_a_repetition_waits_for_a_first_try_that_waits_for_another_sender(
             scalar(other, "SELECT cmdbus.send('payments', 'Debit', p_unique => %s)", f"report {n}")
             with (
                 connect(dsn) as connection,
-                beside(lambda: send(first, command, call, again=False) and first.commit()),  # noqa: B023
+                beside(partial(send, first, command, call, again=False)),
             ):
                 await_lock_waits(dsn)
                 repeat = partial(send, connection, command, call, again=True)
                 with beside(lambda: answers.append(repeat())):  # noqa: B023
                     await_lock_waits(dsn, 2)
                     other.rollback()
+                    first.commit()
         assert answers == [command.command_id]
 
 
