@@ -67,7 +67,7 @@ SELECT w.name, w.trigger, t.tgenabled::text
 FROM (VALUES ('ready', 'wake'), ('scheduled', 'wake'), ('limited', 'leave_turns'),
              ('turn', 'wake')) w (name, trigger)
 LEFT JOIN pg_trigger t
-    ON t.tgrelid = ('{schema}.' || w.name)::regclass AND t.tgname::text = w.trigger
+    ON t.tgrelid = ('{schema}.' || w.name)::regclass::oid AND t.tgname::text = w.trigger
 WHERE t.tgenabled IS DISTINCT FROM 'A'
 ORDER BY 1;
 
