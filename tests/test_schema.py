@@ -239,7 +239,7 @@ BY_ID = {
             {"domains": ["other"], "unhandled_after": 60.0},
             {
                 "ready": {"ready_pkey"},
-                "scheduled": {"scheduled_turn"},
+                "scheduled": {"scheduled_command"},
                 "troubleshooting": {"troubleshooting_pkey"},
             },
         ),
