@@ -109,6 +109,22 @@ def test_all_fields_are_recorded_and_of_the_data_only_that_it_was_changed(dsn: s
     }
 
 
+def test_a_hook_makes_commands_unique(dsn: str) -> None:
+    def once(request: SendRequest) -> SendRequest:
+        return replace(request, unique="daily", on_conflict="existing", expires=60)
+
+    with CommandBus(dsn, on_send=once) as bus:
+        id_ = bus.send("payments", "Debit")
+        assert bus.send("payments", "Debit") == id_
+        [event] = changes(bus, id_)
+        assert event.details == {
+            "unique": {"before": None, "after": "daily"},
+            "on_conflict": {"before": "reject", "after": "existing"},
+            "expires": {"before": None, "after": 60},
+        }
+        assert bus.audit("payments", id_)[0].details["unique_key"] == "daily"
+
+
 @pytest.mark.parametrize("value", ["a\0b", "\ud800", "x" * 100_000, b"x", [1, {2}], object()])
 def test_a_wrong_value_that_the_hook_has_replaced_is_recorded_as_it_can_be(
     dsn: str, value: Any

@@ -84,6 +84,7 @@ def test_seconds_are_seconds_when_the_clocks_change(
         ({"expires": 60, "delay": timedelta(hours=1)}, EARLY),
         ({"expires": datetime.now(UTC) + HOUR, "run_at": datetime.now(UTC) + 2 * HOUR}, EARLY),
         ({"expires": datetime.now(UTC) + HOUR, "delay": 7200}, EARLY),
+        ({"expires": datetime.now(UTC) + HOUR, "delay": 7200, "unique": "daily"}, EARLY),
         ({"expires": 3600, "run_at": datetime.now(UTC) + 2 * HOUR}, EARLY),
     ],
 )
