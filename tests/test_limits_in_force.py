@@ -131,6 +131,15 @@ def test_only_a_change_of_what_is_in_force_raises_the_number(
     assert number(connection) > first
 
 
+def test_a_start_repairs_a_number_that_was_not_replicated(
+    connection: psycopg.Connection,
+) -> None:
+    set_limit(connection, "payments Charge", concurrency=5)
+    connection.execute("SELECT setval('cmdbus.limits', 0)")
+    declare(connection, "shop")
+    assert number(connection) > 0
+
+
 def test_the_number_is_unknown_while_a_change_is_not_committed(
     connection: psycopg.Connection, dsn: str
 ) -> None:

@@ -143,6 +143,15 @@ AS $$
     ON CONFLICT (is_latest) DO UPDATE SET number = c.number + 1
 $$;
 
+-- Whether limits are in force and their number says that there was never one: logical replication
+-- copies no sequences.
+CREATE FUNCTION {schema}.lacks_number() RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT (SELECT last_value FROM {schema}.limits) = 0
+        AND EXISTS (SELECT FROM {schema}.limit_in_force)
+$$;
+
 -- Puts in force what is declared and set; called after begin_limit_change.
 CREATE FUNCTION {schema}.put_in_force() RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -177,7 +186,7 @@ BEGIN
     ON CONFLICT (domain, type) DO UPDATE SET own = EXCLUDED.own, shared = EXCLUDED.shared;
     GET DIAGNOSTICS affected = ROW_COUNT;
     changes := changes + affected;
-    IF changes = 0 THEN
+    IF changes = 0 AND NOT {schema}.lacks_number() THEN
         RETURN;
     END IF;
     INSERT INTO {schema}.domain (name)
@@ -225,6 +234,7 @@ DECLARE
 BEGIN
     IF json_array_length(p_limits) = 0
         AND NOT EXISTS (SELECT FROM {schema}.limit_declared d WHERE d.app = p_app)
+        AND NOT {schema}.lacks_number()
     THEN
         RETURN;
     END IF;
