@@ -289,7 +289,7 @@ BEGIN
         rooms := {schema}.lock_shared(p_shared, p_node, p_count);
     END IF;
     starts := array_fill(0, ARRAY[cardinality(p_shared)]);
-    FOR pass IN 1..1000 LOOP
+    FOR pass IN 1..50 LOOP
         IF cardinality(p_shared) > 0 THEN
             released := {schema}.let_wait_no_longer(p_shared, rooms);
         END IF;
@@ -352,6 +352,8 @@ BEGIN
         END IF;
         PERFORM {schema}.leave_lanes(lanes, counts, blockers, each_fetched, is_full, present);
         EXIT WHEN is_full OR taken >= p_count;
+        -- A claim that has looked at so many lanes in vain lets go of them before it looks on.
+        is_full := pass = 50;
         each_gave := greatest(0.5, least(
             each_gave, cardinality(chosen)::double precision / cardinality(lanes)));
     END LOOP;
