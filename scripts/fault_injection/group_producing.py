@@ -50,6 +50,9 @@ def send_one(bus: CommandBus, request: SendRequest, **more: Any) -> UUID:
         reply_to=request.reply_to,
         key=request.key,
         expires=request.expires,
+        unique=request.unique,
+        on_conflict=request.on_conflict,
+        unique_until=request.unique_until,
         **more,
     )
 

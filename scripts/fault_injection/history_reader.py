@@ -38,13 +38,13 @@ def read_calls(paths: Iterable[Path]) -> list[Call]:
             call = calls.setdefault(line["call"], {"outcome": "unknown", "ids": ()})
             if line["what"] == "invoke":
                 call.update(way=line["way"], count=line["count"], began=line["at"])
-                call["unique"] = line.get("unique")
             elif line["what"] != "again":
                 call["outcome"] = line["what"]
             call["ids"] = line.get("ids", call["ids"])
             if "answer" in line:
                 call["answer"] = line["answer"]
             call["timed_out"] = line.get("why") == CallTimeoutError.__name__
+            call["unique"] = line.get("unique", call.get("unique"))
             call["held_by"] = line.get("held_by")
             call["ended"] = line["at"]
     return [Call(name=name, **call) for name, call in calls.items()]

@@ -76,7 +76,8 @@ def order_is_kept(history: History) -> Iterator[str]:
             sent = [
                 _Sent(calls[row.call], row, moves[row.command_id], ends)
                 for row in rows
-                if row.call in calls
+                # A delayed one joins when it is due.
+                if row.call in calls and not row.delay
             ]
             yield from _out_of_order(sent)
 

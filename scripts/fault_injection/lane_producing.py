@@ -16,7 +16,7 @@ from fault_injection.steering import UNSURE, Operator
 
 _PRIORITIES = ("high", "normal", "normal", "low")
 _MAX_TOGETHER = 6
-_IN_TRANSACTION = 0.2
+_IN_TRANSACTION, _DELAYED = 0.2, 0.1
 #: Share of calls whose commands expire, and seconds until then.
 _EXPIRING, _EXPIRES_S = 0.15, (0.1, 4.0)
 #: What operators limit now and then: the first has a limit always, the others have no other one.
@@ -33,13 +33,13 @@ class LaneProducer:
         self._drawing = Drawing(dice, limits)
         self._operator = Operator(f"{name}-lanes", dice, journal)
 
-    def send(self, bus: CommandBus, call: str) -> None:
-        """One command, or some in one call or in a transaction."""
+    def send(self, bus: CommandBus, call: str) -> tuple[str, UUID] | None:
+        """One command, or some in one call or in a transaction. Returns one that was sent."""
         dice = self._dice
         name = dice.choice([*TYPES])
         count = dice.choice((1, 1, 1, dice.randint(2, _MAX_TOGETHER)))
         expires = round(dice.uniform(*_EXPIRES_S), 2) if dice.random() < _EXPIRING else None
-        requests = [self._request(call, index, name, expires) for index in range(count)]
+        requests = [self.request(call, index, name, expires) for index in range(count)]
         within = dice.random() < _IN_TRANSACTION
         self._journal.write("invoke", call, way="lane", count=count)
         try:
@@ -48,12 +48,17 @@ class LaneProducer:
             self._journal.write("unknown", call, why=type(error).__name__)
         else:
             self._journal.write("ok", call, ids=ids)
+            return LANES, ids[0]
+        return None
 
-    def _request(self, call: str, index: int, name: str, expires: float | None) -> SendRequest:
-        """A few have no key."""
+    def request(
+        self, call: str, index: int, name: str, expires: float | None = None
+    ) -> SendRequest:
+        """A few have no key, and a few a delay."""
         dice, limited = self._dice, TYPES[name]
         kind = dice.choices([*limited.kinds], [*limited.kinds.values()])[0]
-        drawn = self._drawing.of_type(kind, call, index)
+        delay = round(dice.uniform(0.05, 2.0), 2) if dice.random() < _DELAYED else None
+        drawn = self._drawing.of_type(kind, call, index, delay=delay)
         number = dice.randrange(limited.keys)
         return replace(
             drawn,
@@ -62,7 +67,7 @@ class LaneProducer:
             data={**drawn.data, "does": kind},
             priority=dice.choice(_PRIORITIES),
             key=f"k{number}" if number else None,
-            expires=expires,
+            expires=None if expires is None else expires + (delay or 0.0),
         )
 
     def _send(

@@ -99,8 +99,8 @@ class Producer:
             "cancel": self._cancel,
             "crowd": self._crowd,
             "big": self._big,
-            "lane": self._lanes.send,
-            "unique": lambda bus, call: self._unique.send(call),
+            "lane": self._send_in_lane,
+            "unique": self._unique.send,
             "limit": self._lanes.limit,
             "lane-trouble": self._lanes.decide,
         }
@@ -195,6 +195,10 @@ class Producer:
             if roll_back:
                 raise _RolledBack
         return ids
+
+    def _send_in_lane(self, bus: CommandBus, call: str) -> None:
+        if (known := self._lanes.send(bus, call)) is not None:
+            self._known = [*self._known[-KNOWN:], known]
 
     def _cancel(self, bus: CommandBus, call: str) -> None:
         if not self._known:
