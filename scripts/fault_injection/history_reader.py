@@ -25,6 +25,7 @@ from fault_injection.history import (
     Step,
     Time,
 )
+from fault_injection.instruments import TURNS
 from fault_injection.journal import lines_of
 from fault_injection.lanes import LANES
 
@@ -161,7 +162,7 @@ LEFT JOIN (
 ) e ON e.process_id = p.process_id"""
 _LIMIT_CHANGES = """
 SELECT at, name, concurrency, starts_per_second, burst FROM chaos.limit_change ORDER BY number"""
-_TURNS = "SELECT DISTINCT concat_ws(' ', domain, type, key) FROM cmdbus.turn ORDER BY 1"
+_TURNS = f"SELECT DISTINCT concat_ws(' ', domain, type, key) {TURNS} ORDER BY 1"
 _WORKERS = "SELECT id, worker FROM cmdbus.incarnation"
 
 

@@ -96,6 +96,11 @@ _TRIGGER = (
 )
 _TABLES = ("ready", "scheduled", "limited", "troubleshooting", "finished")
 
+#: Those that claims look at.
+TURNS = (
+    "FROM cmdbus.turn"
+    " WHERE cardinality(cmdbus.limited_types(ARRAY[domain || ' ' || type], true)) > 0"
+)
 #: By the names for --sabotage: in which functions which text is replaced by which.
 SABOTAGES = {
     "fence": {

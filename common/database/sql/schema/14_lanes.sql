@@ -152,7 +152,8 @@ END
 $$;
 
 -- Removes up to p_size lanes that nothing waits in and no rate remembers, and returns their number;
--- also the states of shared limits that no rate remembers. Called by stewards. Skips locked ones.
+-- also the states of shared limits that no rate remembers, and the turns of types that have no
+-- limit any more, which no claim looks at. Called by stewards. Skips locked ones.
 CREATE FUNCTION {schema}.retain_lanes(p_size integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -162,6 +163,12 @@ BEGIN
     DELETE FROM {schema}.shared_state d WHERE d.ctid = ANY (ARRAY(
         SELECT s.ctid FROM {schema}.shared_state s WHERE s.next_start < clock_timestamp()
         FOR UPDATE SKIP LOCKED));
+    DELETE FROM {schema}.turn d WHERE d.ctid = ANY (ARRAY(
+        SELECT t.ctid
+        FROM (SELECT DISTINCT domain, type FROM {schema}.turn) q
+        JOIN {schema}.turn t ON t.domain = q.domain AND t.type = q.type
+        WHERE cardinality({schema}.limited_types(ARRAY[q.domain || ' ' || q.type], true)) = 0
+        FOR UPDATE OF t SKIP LOCKED));
     DELETE FROM {schema}.lane d WHERE d.ctid = ANY (ARRAY(
         SELECT l.ctid FROM {schema}.lane l
         WHERE l.next_start < clock_timestamp() AND l.opens_at IS NULL AND l.waits_for IS NULL
