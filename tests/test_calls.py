@@ -144,7 +144,9 @@ def test_every_call_returns_while_the_workers_of_a_fleet_are_killed(
     with ThreadPoolExecutor(4) as threads:
         callers = [threads.submit(call, number) for number in range(4)]
         for _ in range(4):
-            kill(next(iter(fleet.wait_until_ready().values())))
+            victim = next(iter(fleet.wait_until_ready().values()))
+            kill(victim)
+            fleet.await_successors([victim])
         for caller in callers:
             caller.result(60)
     assert Counter(record.status for record in bus.query("shop", limit=200)) == {"COMPLETED": 120}

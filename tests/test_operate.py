@@ -25,6 +25,7 @@ GROUPS = {
     "domain": ("list", "show", "configure"),
     "batch": ("list", "show", "cancel"),
     "process": ("list", "show", "cancel", "retry", "signal"),
+    "limit": ("list", "set", "clear"),
 }
 ALL_TAKE = {"--dsn", "--dsn-file", "--schema", "--runtime-dir", "--name", "--json"}
 
