@@ -7,12 +7,19 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from eventually import eventually
 from handlers import beside, connect, found
 from proxy import Proxy
 from queries import await_lock_waits, claim_by_hand, count, scalar
 from senders import counts
 
-from cmdbus import CommandBus, DuplicateCommandError, SendRequest, Status
+from cmdbus import (
+    CommandBus,
+    CommandFailedError,
+    DuplicateCommandError,
+    SendRequest,
+    Status,
+)
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.requests import Limits, Outgoing
 from cmdbus.producer.sending import BulkSend, SendAttempt, Sender
@@ -150,6 +157,25 @@ def test_a_hook_may_make_a_called_command_unique(dsn: str) -> None:
 
         with CommandBus(dsn, on_send=make_unique) as bus, pytest.raises(error):
             bus.call("payments", "Debit", timeout=5)
+
+
+def test_a_call_learns_that_its_command_was_replaced(dsn: str) -> None:
+    def make_unique(sent: SendRequest) -> SendRequest:
+        sent.unique = "report"
+        return sent
+
+    failures: list[CommandFailedError] = []
+    with CommandBus(dsn) as bus, CommandBus(dsn, on_send=make_unique) as calling:
+
+        def call() -> None:
+            with pytest.raises(CommandFailedError) as failed:
+                calling.call("payments", "Debit", timeout=10)
+            failures.append(failed.value)
+
+        with beside(call):
+            eventually(lambda: bus.snapshot("payments")["depth"] == 1)
+            bus.send("payments", "Debit", unique="report", on_conflict="replace")
+    assert [(error.code, error.status) for error in failures] == [("REPLACED", "CANCELED")]
 
 
 def outgoing(own: UUID | None, **more: Any) -> Outgoing:

@@ -4,9 +4,11 @@ isolation level: no two commands hold a key at a time, and none is refused while
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from uuid import UUID
@@ -14,16 +16,28 @@ from uuid import UUID
 import psycopg
 import pytest
 from claiming import Claimer, ended
-from handlers import connect
+from handlers import await_drained, connect, handling, running
 from psycopg.conninfo import make_conninfo
 from queries import rows, scalar
+from senders import race
 
+from cmdbus import (
+    BusinessRuleError,
+    Command,
+    CommandBus,
+    Context,
+    DuplicateCommandError,
+    RetryPolicy,
+    SendRequest,
+    TransientCommandError,
+)
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
 
 HELD = psycopg.errors.UniqueViolation
 NOT_SERIALIZABLE = psycopg.errors.SerializationFailure
 RETRY = Outcome(kind=OutcomeKind.RETRY, delay=0.0, code="LATER", message="later")
 FAILED = Outcome(kind=OutcomeKind.FAILED, code="NO", message="no")
+ISOLATIONS = ["read\\ committed", "repeatable\\ read", "serializable"]
 #: Until when the commands of each key hold it.
 KEYS = {"a": "finished", "b": "finished", "c": "started"}
 SEND = (
@@ -36,6 +50,17 @@ HELD_TIMES = (
     " CASE WHEN data ->> 'until' = 'started' THEN least(started_at, finished_at)"
     " ELSE finished_at END FROM cmdbus.command WHERE type = 'Debit' ORDER BY created_at"
 )
+
+
+def check_spans(dsn: str) -> set[UUID]:
+    """No two commands have held a key at a time; returns all of them."""
+    held: dict[str, list[Any]] = {key: [] for key in KEYS}
+    for id_, key, since, until in rows(dsn, HELD_TIMES):
+        held[key].append((since, until, id_))
+    for spans in held.values():
+        for (_, until, first), (since, _, second) in pairwise(spans):
+            assert until is not None and until <= since, (first, second, until, since)
+    return {id_ for spans in held.values() for _, _, id_ in spans}
 
 
 @dataclass
@@ -145,13 +170,7 @@ class Race:
         assert not self.errors, self.errors
 
     def check(self) -> None:
-        held: dict[str, list[Any]] = {key: [] for key in KEYS}
-        for id_, key, since, until in rows(self.dsn, HELD_TIMES):
-            assert id_ in self.accepted
-            held[key].append((since, until, id_))
-        for spans in held.values():
-            for (_, until, first), (since, _, second) in pairwise(spans):
-                assert until is not None and until <= since, (first, second, until, since)
+        assert check_spans(self.dsn) == self.accepted
         for holder, began in self.refused:
             assert began <= self.freed.get(holder, began), holder
         with connect(self.dsn) as connection:
@@ -160,7 +179,7 @@ class Race:
                 connection.execute(SEND.encode(), {**given, "on_conflict": "existing"})
 
 
-@pytest.mark.parametrize("isolation", ["read\\ committed", "repeatable\\ read", "serializable"])
+@pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_no_two_commands_hold_a_key_and_none_is_refused_for_a_free_one(
     dsn: str, isolation: str
 ) -> None:
@@ -170,3 +189,65 @@ def test_no_two_commands_hold_a_key_and_none_is_refused_for_a_free_one(
     assert race.accepted and race.refused
     if isolation.startswith("read"):
         assert race.failures == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_the_same_many_times(dsn: str, isolation: str, seed: int) -> None:
+    race = Race(dsn, random.Random(seed), isolation)
+    race.run(senders=8, sends=800)
+    race.check()
+
+
+def send_some(dsn: str, rand: random.Random, count: int) -> Counter[str]:
+    """With a bus, one by one, in bulk and as batches: how often that was done and refused."""
+    ends = Counter[str]()
+
+    def request(key: str, on_conflict: str) -> SendRequest:
+        until, delay = KEYS[key], rand.choice([None, None, 0.002])
+        more: dict[str, Any] = {"unique": key, "unique_until": until, "on_conflict": on_conflict}
+        return SendRequest("payments", "Debit", {"until": until}, key=key, delay=delay, **more)
+
+    with CommandBus(dsn) as bus:
+        for _ in range(count):
+            keys = rand.sample(list(KEYS), 2)
+            try:
+                if rand.random() < 0.2:
+                    bus.create_batch("payments", [request(key, "reject") for key in keys])
+                else:
+                    ways = ["reject", "existing", "replace"]
+                    bus.send_many(
+                        [request(key, rand.choice(ways)) for key in keys[: rand.choice([1, 2])]]
+                    )
+                ends["sent"] += 1
+            except (DuplicateCommandError, NOT_SERIALIZABLE) as error:
+                ends[type(error).__name__] += 1
+    return ends
+
+
+@pytest.mark.parametrize("limited", [False, True], ids=["", "limited"])
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_workers_and_buses_keep_commands_unique(dsn: str, isolation: str, limited: bool) -> None:
+    rand = random.Random(11)
+
+    def handle(command: Command, context: Context) -> None:
+        if command.data["until"] == "finished" and rand.random() < 0.4:
+            raise rand.choice(
+                [
+                    TransientCommandError("LATER", "later", retry_after=0.001),
+                    BusinessRuleError("NO", "no"),
+                ]
+            )
+
+    registry = handling(handle, retry=RetryPolicy(max_attempts=100, backoff=(0.001,)))
+    strict = make_conninfo(dsn, options=f"-c default_transaction_isolation={isolation}")
+    with CommandBus(dsn) as bus:
+        if limited:
+            bus.limits.set("payments", "Debit", concurrency=1, operator="ann")
+        with running(dsn, registry, concurrency=4), running(dsn, registry, concurrency=4):
+            ends = race([partial(send_some, strict, random.Random(n), 40) for n in range(6)])
+            await_drained(bus)
+        assert all(isinstance(each, Counter) and each["sent"] for each in ends), ends
+        assert not [batch for batch in bus.list_batches() if not batch.status.terminal]
+    check_spans(dsn)
