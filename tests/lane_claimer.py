@@ -81,9 +81,16 @@ class LaneClaimer:
             self.held += self.settled
         self.taken, self.settled, self.is_open = [], [], False
 
-    def claim(self, free: int, bytes_: int = 10**6, done: tuple[Claim, ...] = ()) -> list[Claim]:
-        """What of `done` it settles at the same time is completed."""
-        _, limited, shared = self.statements.limited_types(self.connection)
+    def claim(
+        self,
+        free: int,
+        bytes_: int = 10**6,
+        done: tuple[Claim, ...] = (),
+        known: tuple[int | None, list[str], list[str]] | None = None,
+    ) -> list[Claim]:
+        """What of `done` it settles at the same time is completed. `known` are the limits, if they
+        are not read now."""
+        _, limited, shared = known or self.statements.limited_types(self.connection)
         domains = sorted({name.split(" ")[0] for name in self.types})
         plain = [name for name in self.types if name not in limited]
         lanes = LaneRequest(limited, [], shared, free, 0, floors={}, below=True)

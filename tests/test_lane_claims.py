@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from lane_claimer import LaneClaimer, Limit, declare
 
-from cmdbus.worker.claims.claim import ClaimPart, results_of
+from cmdbus.worker.claims.claim import Claim, ClaimPart, results_of
 
 SHARED = ("payments Debit", "orders Ship")
 
@@ -25,8 +25,8 @@ def send(
     priority: int = 5,
 ) -> None:
     connection.execute(
-        "SELECT cmdbus.send(%s, %s, p_key => %s, p_priority => %s)",
-        (*name.split(" "), key, priority),
+        "SELECT cmdbus.send(%s, %s, p_key => %s, p_priority => %s, p_data => to_jsonb(%s::text))",
+        (*name.split(" "), key, priority, key),
     )
 
 
@@ -54,3 +54,120 @@ def test_each_claim_in_lanes_says_when_a_rate_opens_them_again() -> None:
     first, second = results_of([*rows], ClaimPart.FREE)
     assert (first.part, first.has_more, first.opens_in) == (ClaimPart.LANES, False, 0.5)
     assert (second.part, second.has_more, second.opens_in) == (ClaimPart.LANES, True, None)
+
+
+def test_no_command_overtakes_the_locked_first_one_of_an_ordered_lane(
+    dsn: str, connection: psycopg.Connection, worker: LaneClaimer
+) -> None:
+    declare(connection, Limit("payments Debit", ordered=True))
+    send(connection)
+    send(connection, priority=0)
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT FROM cmdbus.limited ORDER BY lane_position LIMIT 1 FOR UPDATE")
+        assert worker.claim(2) == []
+        assert 0 < worker.opens_in <= 1
+    connection.execute("UPDATE cmdbus.lane SET opens_at = clock_timestamp()")
+    assert [claim.priority for claim in worker.claim(2)] == [5]
+
+
+@pytest.mark.parametrize("free", [1, 9])
+def test_lanes_of_a_shared_limit_take_turns(
+    connection: psycopg.Connection, worker: LaneClaimer, free: int
+) -> None:
+    declare(connection, Limit("stripe", concurrency=1, covers=SHARED))
+    for _ in range(4):
+        send(connection, key="a")
+    send(connection, key="b")
+    send(connection, "orders Ship")
+    claimed = list[Claim]()
+    for _ in range(6):
+        claimed += worker.claim(free, done=tuple(claimed[-1:]))
+    assert [f"{claim.type} {claim.data}" for claim in claimed] == [
+        'Debit "a"',
+        'Debit "b"',
+        "Ship null",
+        'Debit "a"',
+        'Debit "a"',
+        'Debit "a"',
+    ]
+
+
+def test_workers_of_different_types_alternate_at_a_shared_limit(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """Each settles and claims in one statement, so that the other one finds no place free."""
+    declare(connection, Limit("stripe", concurrency=1, covers=SHARED))
+    for name in SHARED * 4:
+        send(connection, name)
+    one, other = (LaneClaimer(dsn, [name]) for name in SHARED)
+    claimed = [*one.claim(1), *other.claim(1)]
+    assert [claim.type for claim in claimed] == ["Debit"]
+    for worker in (one, other, one, other):
+        assert worker.claim(1, done=tuple(worker.held)) == []
+        assert worker.opens_in <= 0, "the place is kept for the other worker for a moment"
+        worker = other if worker is one else one
+        claimed += worker.claim(1)
+    assert [claim.type for claim in claimed] == ["Debit", "Ship", "Debit", "Ship", "Debit"]
+    for worker in (one, other):
+        worker.connection.close()
+
+
+def test_a_type_without_a_worker_keeps_no_place_of_a_shared_limit(
+    connection: psycopg.Connection, dsn: str
+) -> None:
+    declare(connection, Limit("stripe", concurrency=1, covers=SHARED))
+    for name in reversed(SHARED):
+        for key in "abc":
+            send(connection, name, key=key)
+    worker, gone = (LaneClaimer(dsn, [name]) for name in SHARED)
+    assert len(worker.claim(9)) == 1
+    assert gone.claim(9) == []
+    gone.connection.close()
+    counts = [len(worker.claim(9, done=tuple(worker.held))) for _ in range(4)]
+    assert counts == [0, 1, 1, 0], "once its turn was given to the other"
+    worker.connection.close()
+
+
+def test_a_frozen_claim_keeps_no_other_lanes_from_claims(
+    dsn: str, connection: psycopg.Connection, worker: LaneClaimer
+) -> None:
+    declare(
+        connection,
+        Limit("stripe", concurrency=5, covers=("orders Ship",)),
+        Limit("payments Debit", concurrency=5),
+    )
+    for key in "ab":
+        send(connection, key=key)
+        send(connection, "orders Ship", key=key)
+    frozen = LaneClaimer(dsn, ["payments Debit", "orders Ship"])
+    frozen.begin()
+    assert len(frozen.claim(9)) == 4
+    for key in "abcd":
+        send(connection, key=key)
+        send(connection, "orders Ship", key=key)
+    send(connection, "payments Ship")
+    done = sorted(f"{claim.type} {claim.data}" for claim in worker.claim(9))
+    assert worker.opens_in <= 0
+    assert done == ['Debit "c"', 'Debit "d"', "Ship null"]
+    frozen.end("kill")
+    assert sorted(f"{claim.type} {claim.data}" for claim in worker.claim(9)) == [
+        *('Debit "a"', 'Debit "a"', 'Debit "b"', 'Debit "b"'),
+        *('Ship "a"', 'Ship "a"', 'Ship "b"', 'Ship "c"', 'Ship "d"'),
+    ]
+    frozen.connection.close()
+
+
+def test_a_claim_sees_a_shared_limit_that_its_worker_has_not_heard_of(
+    connection: psycopg.Connection, worker: LaneClaimer
+) -> None:
+    declare(connection, Limit("payments Debit", concurrency=5))
+    known = worker.statements.limited_types(worker.connection)
+    declare(
+        connection,
+        Limit("payments Debit", concurrency=5),
+        Limit("stripe", concurrency=1, covers=SHARED),
+    )
+    send(connection)
+    send(connection)
+    assert worker.claim(5, known=known) == []
+    assert len(worker.claim(5)) == 1

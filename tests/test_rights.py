@@ -62,7 +62,7 @@ RIGHTS = {
             *("event", "event_id_seq", "finished", "incarnation", "lease", "migration", "node"),
             *("limited", "longer_patience", "patience", "ready", "ready_id_seq", "scheduled"),
             *("scheduled_id_seq", "troubleshooting", "waiter", *PROCESS_TABLES),
-            *("limits", *LIMIT_TABLES, *LANE_TABLES),
+            *("limits", *LIMIT_TABLES, *LANE_TABLES, "turn_id_seq"),
         ],
         "INSERT": [
             *LANE_TABLES,
@@ -71,7 +71,7 @@ RIGHTS = {
         ],
         "UPDATE": [
             *("alarm", "armed", "lease", "limited", "longer_patience", "node", "patience"),
-            *("ready", "scheduled", "waiter", *LANE_TABLES),
+            *("ready", "scheduled", "turn_id_seq", "waiter", *LANE_TABLES),
         ],
         "DELETE": ["lease", "limited", "node", "ready", "scheduled", "waiter", *LANE_TABLES],
     },

@@ -6,6 +6,7 @@ another one, the leader reads which of its types have limits now.
 
 from collections.abc import Collection, Sequence
 
+from cmdbus.backoff import Backoff
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import (
     ClaimPart,
@@ -19,6 +20,8 @@ from cmdbus.worker.claims.floors import Floors
 
 #: Seconds until limits are read again, while a change of them is not committed.
 _UNCOMMITTED_SECONDS = 0.05
+#: Seconds until the next claim after one that found only what other claims had locked.
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 0.5
 
 
 class LimitedTypes:
@@ -44,6 +47,7 @@ class LimitedTypes:
         self._left_out = False
         #: The monotonic time at which a rate lets a command start.
         self._opens_at = float("inf")
+        self._locked_pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
 
     @property
     def _is_old(self) -> bool:
@@ -120,8 +124,13 @@ class LimitedTypes:
             self._floors.looked(asked.floors, asked.below, request.queues, result, now)
             return result.stopped_at is not None
         if result.part is ClaimPart.LANES:
-            if result.opens_in is not None:
-                self._opens_at = min(self._opens_at, now + max(0.0, result.opens_in))
+            if result.claims or result.has_more:
+                self._locked_pauses.reset()
+            elif result.opens_in is not None:
+                opens_in = result.opens_in
+                if opens_in <= 0:
+                    opens_in = self._locked_pauses.pause()
+                self._opens_at = min(self._opens_at, now + opens_in)
             return result.has_more
         if result.part is ClaimPart.FREE:
             self._others_were_empty = not result.claims

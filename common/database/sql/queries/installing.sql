@@ -75,7 +75,8 @@ GRANT SELECT ON
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set
     TO {role};
 GRANT SELECT, UPDATE ON SEQUENCE
-    {schema}.armed, {schema}.alarm, {schema}.patience, {schema}.longer_patience TO {role};
+    {schema}.armed, {schema}.alarm, {schema}.patience, {schema}.longer_patience,
+    {schema}.turn_id_seq TO {role};
 GRANT SELECT ON SEQUENCE
     {schema}.ready_id_seq, {schema}.scheduled_id_seq, {schema}.event_id_seq,
     {schema}.domain_event_id_seq, {schema}.tally_id_seq, {schema}.limits TO {role};

@@ -50,7 +50,8 @@ CREATE TYPE {schema}.locked_lane AS (
     domain text, type text, key text, turn bigint, next_start timestamptz, waited boolean,
     concurrency integer,
     per_second double precision, burst integer, ordered boolean, blocks boolean, shared text[],
-    running integer, room integer, rate_room integer, first_priority smallint
+    running integer, room integer, rate_room integer, first_priority smallint,
+    first_position bigint
 );
 
 -- Another role's operator on such a type would match better than PostgreSQL's own.

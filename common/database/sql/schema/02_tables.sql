@@ -122,12 +122,20 @@ CREATE TABLE {schema}.lane (
 CREATE INDEX lane_opens ON {schema}.lane (domain, type, opens_at) WHERE opens_at IS NOT NULL;
 CREATE INDEX lane_waits ON {schema}.lane (waits_for, waits_priority, waits_since)
     WHERE waits_for IS NOT NULL;
+CREATE INDEX lane_waits_by_type
+    ON {schema}.lane (waits_for, domain, type, waits_priority, waits_since)
+    WHERE waits_for IS NOT NULL;
 
 -- The state of a limit that several types share. node: 0, or the node for which it counts.
 CREATE TABLE {schema}.shared_state (
     name text COLLATE "C",
     node bigint,
     next_start timestamptz NOT NULL DEFAULT 'epoch',
+    -- The latest turn that a claim has given to a lane of a type that it does not take.
+    offered_domain text COLLATE "C",
+    offered_type text COLLATE "C",
+    offered_priority smallint,
+    offered_turn bigint,
     PRIMARY KEY (name, node)
 ) WITH (fillfactor = 70);
 

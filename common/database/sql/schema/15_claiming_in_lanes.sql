@@ -53,34 +53,47 @@ RETURN p_next_start - make_interval(secs => (p_burst - 1) / p_per_second);
 
 -- Locks the states of these shared limits, in their order, and returns their room: the number of
 -- commands that can take a place and start. Waits for claims that have them locked, for as long as
--- those run.
+-- those run; NULL: one of them, whose client may have frozen, runs for longer.
 CREATE FUNCTION {schema}.lock_shared(p_names text[], p_node bigint, p_most integer)
 RETURNS integer[]
 LANGUAGE plpgsql VOLATILE
 AS $$
+DECLARE
+    locked text[];
 BEGIN
-    INSERT INTO {schema}.shared_state (name, node)
-    SELECT f.name, CASE WHEN f.per_node THEN p_node ELSE 0 END
-    FROM {schema}.limit_in_force f
-    WHERE f.name = ANY (p_names) AND NOT EXISTS (
-        SELECT FROM {schema}.shared_state s
-        WHERE s.name = f.name AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END)
-    ORDER BY 1 ON CONFLICT DO NOTHING;
-    PERFORM FROM {schema}.shared_state s
-    WHERE s.name = ANY (p_names) AND s.node IN (0, p_node)
-    ORDER BY s.name, s.node FOR UPDATE;
-    -- A second statement: its snapshot shows what was committed before the locks were taken.
+    -- Repeated if a steward has removed one of them in between.
+    LOOP
+        INSERT INTO {schema}.shared_state (name, node)
+        SELECT f.name, CASE WHEN f.per_node THEN p_node ELSE 0 END
+        FROM {schema}.limit_in_force f
+        WHERE f.name = ANY (p_names) AND NOT EXISTS (
+            SELECT FROM {schema}.shared_state s
+            WHERE s.name = f.name AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END)
+        ORDER BY 1 ON CONFLICT DO NOTHING;
+        locked := ARRAY(
+            SELECT s.name FROM {schema}.shared_state s
+            WHERE s.name = ANY (p_names) AND s.node = (
+                SELECT CASE WHEN f.per_node THEN p_node ELSE 0 END
+                FROM {schema}.limit_in_force f WHERE f.name = s.name)
+            ORDER BY s.name, s.node FOR UPDATE);
+        EXIT WHEN NOT EXISTS (
+            SELECT FROM {schema}.limit_in_force f
+            WHERE f.name = ANY (p_names) AND f.name <> ALL (locked));
+    END LOOP;
+    -- Another statement: its snapshot shows what was committed before the locks were taken.
     RETURN ARRAY(
         SELECT least(
             p_most,
-            coalesce(f.concurrency - {schema}.count_shared(
-                f.name, f.concurrency, CASE WHEN f.per_node THEN p_node END), p_most),
+            CASE WHEN f.concurrency IS NOT NULL THEN f.concurrency - {schema}.count_shared(
+                f.name, f.concurrency, CASE WHEN f.per_node THEN p_node END) END,
             {schema}.starts_allowed(s.next_start, f.starts_per_second, f.burst, clock_timestamp()))
         FROM unnest(p_names) WITH ORDINALITY n (name, place)
         LEFT JOIN {schema}.limit_in_force f ON f.name = n.name
         LEFT JOIN {schema}.shared_state s
             ON s.name = f.name AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END
         ORDER BY n.place);
+EXCEPTION WHEN lock_not_available THEN
+    RETURN NULL;
 END
 $$;
 
@@ -99,30 +112,62 @@ BEGIN
 END
 $$;
 
--- Gives a turn to lanes that wait for these shared limits, as many as there is room for, the
--- longest first; returns their number. Skips lanes that another claim has locked.
-CREATE FUNCTION {schema}.let_wait_no_longer(p_names text[], p_rooms integer[]) RETURNS integer
+-- Gives a turn to as many lanes that wait for a shared limit as it has room for: to those that have
+-- waited the longest or, while a lane of a type that is not one of these has not taken such a turn,
+-- to lanes of these types. Returns the room that is left to these types. The turn is the one since
+-- which a lane waits, so that lanes alternate. Skips lanes that another claim has locked.
+CREATE FUNCTION {schema}.let_wait_no_longer(
+    p_name text, p_node bigint, p_room integer, p_domains text[], p_types text[]
+) RETURNS integer
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-    released integer;
+    released {schema}.lane[];
+    others {schema}.lane;
+    number integer;
 BEGIN
-    WITH waiting AS MATERIALIZED (
-        SELECT w.domain, w.type, w.key, w.waits_priority
-        FROM unnest(p_names, p_rooms) n (name, room), LATERAL (
-            SELECT l.domain, l.type, l.key, l.waits_priority FROM {schema}.lane l
-            WHERE l.waits_for = n.name
+    IF EXISTS (
+        SELECT FROM {schema}.shared_state s, {schema}.turn t
+        WHERE s.name = p_name AND s.node IN (0, p_node)
+            AND t.domain = s.offered_domain AND t.type = s.offered_type
+            AND t.priority = s.offered_priority AND t.id = s.offered_turn)
+    THEN
+        released := ARRAY(
+            SELECT w.lane FROM unnest(p_domains, p_types) q (domain, type), LATERAL (
+                SELECT l AS lane FROM {schema}.lane l
+                WHERE l.waits_for = p_name AND l.domain = q.domain AND l.type = q.type
+                ORDER BY l.waits_for, l.domain, l.type, l.waits_priority, l.waits_since
+                LIMIT p_room
+                FOR UPDATE SKIP LOCKED) w);
+    ELSE
+        released := ARRAY(
+            SELECT l FROM {schema}.lane l
+            WHERE l.waits_for = p_name AND NOT EXISTS (
+                SELECT FROM {schema}.domain d WHERE d.name = l.domain AND d.paused)
             ORDER BY l.waits_for, l.waits_priority, l.waits_since
-            LIMIT greatest(n.room, 0)
-            FOR UPDATE SKIP LOCKED) w
-    ), released AS (
-        UPDATE {schema}.lane l SET waits_for = NULL, waits_since = NULL, waits_priority = NULL
-        FROM waiting w WHERE l.domain = w.domain AND l.type = w.type AND l.key = w.key
-    )
-    INSERT INTO {schema}.turn (domain, type, key, priority)
-    SELECT domain, type, key, waits_priority FROM waiting;
-    GET DIAGNOSTICS released = ROW_COUNT;
-    RETURN released;
+            LIMIT p_room
+            FOR UPDATE OF l SKIP LOCKED);
+    END IF;
+    IF cardinality(released) = 0 THEN
+        RETURN p_room;
+    END IF;
+    UPDATE {schema}.lane l SET waits_for = NULL, waits_since = NULL, waits_priority = NULL
+    FROM unnest(released) w WHERE l.domain = w.domain AND l.type = w.type AND l.key = w.key;
+    INSERT INTO {schema}.turn (id, domain, type, key, priority) OVERRIDING SYSTEM VALUE
+    SELECT w.waits_since, w.domain, w.type, w.key, w.waits_priority FROM unnest(released) w;
+    number := 0;
+    FOREACH others IN ARRAY released LOOP
+        IF NOT EXISTS (SELECT FROM unnest(p_domains, p_types) q (domain, type)
+                       WHERE q.domain = others.domain AND q.type = others.type)
+        THEN
+            number := number + 1;
+            UPDATE {schema}.shared_state s SET
+                offered_domain = others.domain, offered_type = others.type,
+                offered_priority = others.waits_priority, offered_turn = others.waits_since
+            WHERE s.name = p_name AND s.node IN (0, p_node);
+        END IF;
+    END LOOP;
+    RETURN p_room - number;
 END
 $$;
 
@@ -171,19 +216,28 @@ BEGIN
             FROM locked k GROUP BY k.domain, k.type, k.key, k.next_start, k.waited
         )
         SELECT array_agg(ROW(e.domain, e.type, e.key, e.turn, e.next_start, e.waited, NULL, NULL,
-                             NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::{schema}.locked_lane)
+                             NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                             NULL)::{schema}.locked_lane)
                 FILTER (WHERE e.next_start IS NOT NULL),
             array_agg(ROW(e.domain, e.type, e.key, NULL)::{schema}.lane_key)
                 FILTER (WHERE e.next_start IS NULL)
         INTO lanes, missing
         FROM each e;
         EXIT WHEN missing IS NULL;
-        -- Sorted, so that claims that make the same lanes cannot deadlock.
+        -- Never waits for another claim that makes the same lanes, and whose client may have
+        -- frozen.
+        WITH new AS MATERIALIZED (
+            SELECT m.domain, m.type, m.key,
+                hashtext(m.domain || ' ' || m.type || ' ' || m.key) & 63 AS bucket
+            FROM unnest(missing) m
+            WHERE NOT EXISTS (SELECT FROM {schema}.lane l
+                              WHERE l.domain = m.domain AND l.type = m.type AND l.key = m.key)
+        ), buckets AS MATERIALIZED (
+            SELECT n.bucket FROM (SELECT DISTINCT bucket FROM new) n
+            WHERE pg_try_advisory_xact_lock('{schema}.lane'::regclass::oid::integer, n.bucket)
+        )
         INSERT INTO {schema}.lane (domain, type, key)
-        SELECT m.domain, m.type, m.key FROM unnest(missing) m
-        WHERE NOT EXISTS (SELECT FROM {schema}.lane l
-                          WHERE l.domain = m.domain AND l.type = m.type AND l.key = m.key)
-        ORDER BY m.domain COLLATE "C", m.type COLLATE "C", m.key COLLATE "C"
+        SELECT n.domain, n.type, n.key FROM new n JOIN buckets b ON b.bucket = n.bucket
         ON CONFLICT DO NOTHING;
         EXIT WHEN NOT FOUND OR lanes IS NOT NULL;
     END LOOP;
@@ -206,21 +260,22 @@ BEGIN
                         WHEN f.ordered THEN least(1, c.rate_room)
                         ELSE greatest(0, least(coalesce(f.concurrency - c.running, 2147483647),
                                                c.rate_room)) END,
-                   c.rate_room, CASE WHEN f.ordered THEN h.priority ELSE 0 END
+                   c.rate_room, CASE WHEN f.ordered THEN first.priority ELSE 0 END,
+                   first.lane_position
             )::{schema}.locked_lane
         FROM (SELECT u.domain, u.type, array_agg(u) AS lanes FROM unnest(p_lanes) u GROUP BY 1, 2) g
         LEFT JOIN LATERAL {schema}.limits_of(g.domain, g.type) m ON true
-        LEFT JOIN {schema}.limit_in_force f ON f.name = m.own,
-        unnest(g.lanes) l,
-        LATERAL (
+        LEFT JOIN {schema}.limit_in_force f ON f.name = m.own
+        CROSS JOIN unnest(g.lanes) l
+        CROSS JOIN LATERAL (
             SELECT (SELECT count(*)::integer FROM (
                         SELECT FROM {schema}.ready r
                         WHERE r.domain = l.domain AND r.type = l.type
                             AND coalesce(r.key, '') = l.key AND r.lane_position IS NOT NULL
                         LIMIT coalesce(f.concurrency, 1000)) places) AS running,
                 {schema}.starts_allowed(l.next_start, f.starts_per_second, f.burst, p_now) AS rate_room
-        ) c,
-        LATERAL (
+        ) c
+        CROSS JOIN LATERAL (
             -- An ordered lane is held by a command that waits for its retry or for an operator.
             SELECT f.ordered AND (
                 EXISTS (SELECT FROM {schema}.scheduled s
@@ -229,18 +284,19 @@ BEGIN
                 OR f.on_trouble = 'block' AND EXISTS (
                     SELECT FROM {schema}.troubleshooting t
                     WHERE t.domain = l.domain AND t.type = l.type
-                        AND coalesce(t.key, '') = l.key AND t.lane_position IS NOT NULL)) AS held,
-            -- The priority of its first command in the order of sending.
-            CASE WHEN f.ordered THEN (
-                SELECT p.priority FROM generate_series(0, 10) p (priority), LATERAL (
-                    SELECT w.lane_position FROM {schema}.limited w
-                    WHERE w.domain = l.domain AND w.type = l.type
-                        AND coalesce(w.key, '') = l.key AND w.priority = p.priority
-                        AND {schema}.has_not_expired(w.expires_at, w.claimed_at, p_now)
-                    ORDER BY w.domain, w.type, coalesce(w.key, ''), w.priority, w.lane_position
-                    LIMIT 1) w
-                ORDER BY w.lane_position LIMIT 1)::smallint END AS priority
-        ) h);
+                        AND coalesce(t.key, '') = l.key AND t.lane_position IS NOT NULL)) AS held
+        ) h
+        -- Its first command in the order of sending.
+        LEFT JOIN LATERAL (
+            SELECT w.priority, w.lane_position
+            FROM generate_series(0, 10) p (priority), LATERAL (
+                SELECT w.priority, w.lane_position FROM {schema}.limited w
+                WHERE w.domain = l.domain AND w.type = l.type
+                    AND coalesce(w.key, '') = l.key AND w.priority = p.priority
+                    AND {schema}.has_not_expired(w.expires_at, w.claimed_at, p_now)
+                ORDER BY w.domain, w.type, coalesce(w.key, ''), w.priority, w.lane_position
+                LIMIT 1) w
+            ORDER BY w.lane_position LIMIT 1) first ON f.ordered);
 END
 $$;
 
@@ -250,7 +306,8 @@ $$;
 -- transaction ends; waits only for the claims of the same shared limits.
 --
 -- The last row is no claim: its id is -1, and waited the seconds until a rate lets a lane start
--- again, if that is known. Its attempts are 1 if it may have left commands that could start.
+-- again, if that is known; 0 or less if another claim has locked something that this one could have
+-- taken. Its attempts are 1 if it may have left commands that could start.
 CREATE FUNCTION {schema}.claim_in_lanes(
     p_domains text[], p_types text[], p_shared text[], p_count integer, p_bytes bigint,
     p_claimer bigint, p_lease interval, p_node bigint
@@ -264,7 +321,11 @@ DECLARE
     -- Of the shared limits: their room, and starts since it was counted.
     rooms integer[] := '{}';
     starts integer[];
-    released integer := 0;
+    began timestamptz := clock_timestamp();
+    -- Something was left to the claims of others, which have locked it or may come first.
+    is_left boolean := false;
+    domains text[] := p_domains;
+    types text[] := p_types;
     -- Rows that can start: where they are, in which lane, their bytes.
     ctids tid[];
     owners integer[];
@@ -280,6 +341,7 @@ DECLARE
     bytes bigint := 0;
     is_full boolean := false;
     place integer;
+    room integer;
     name text;
 BEGIN
     IF p_count = 0 OR cardinality(p_types) = 0 THEN
@@ -287,14 +349,28 @@ BEGIN
     END IF;
     IF cardinality(p_shared) > 0 THEN
         rooms := {schema}.lock_shared(p_shared, p_node, p_count);
+        IF rooms IS NULL THEN
+            is_left := true;
+            rooms := array_fill(0, ARRAY[cardinality(p_shared)]);
+            SELECT coalesce(array_agg(q.domain), '{}'), coalesce(array_agg(q.type), '{}')
+            INTO domains, types
+            FROM unnest(p_domains, p_types) q (domain, type)
+            WHERE NOT EXISTS (SELECT FROM {schema}.limits_of(q.domain, q.type) m
+                              WHERE m.shared && p_shared);
+        END IF;
     END IF;
     starts := array_fill(0, ARRAY[cardinality(p_shared)]);
-    FOR pass IN 1..50 LOOP
-        IF cardinality(p_shared) > 0 THEN
-            released := {schema}.let_wait_no_longer(p_shared, rooms);
-        END IF;
+    LOOP
+        FOR i IN 1..cardinality(p_shared) LOOP
+            IF rooms[i] > 0 THEN
+                room := {schema}.let_wait_no_longer(
+                    p_shared[i], p_node, rooms[i], domains, types);
+                is_left := is_left OR room < rooms[i];
+                rooms[i] := room;
+            END IF;
+        END LOOP;
         lanes := {schema}.lock_lanes(
-            p_domains, p_types, ((p_count - taken) / each_gave)::integer + 16);
+            domains, types, ((p_count - taken) / each_gave)::integer + 16);
         EXIT WHEN coalesce(cardinality(lanes), 0) = 0;
         present := clock_timestamp();
         lanes := {schema}.measure_lanes(lanes, present);
@@ -305,7 +381,8 @@ BEGIN
             SELECT q.ctid, q.bytes, l.place::integer AS lane
             FROM unnest(lanes) WITH ORDINALITY l (
                     domain, type, key, turn, next_start, waited, concurrency, per_second, burst,
-                    ordered, blocks, shared, running, room, rate_room, first_priority, place),
+                    ordered, blocks, shared, running, room, rate_room, first_priority,
+                    first_position, place),
                 LATERAL (
                     SELECT r.*, row_number() OVER () AS number
                     FROM (
@@ -313,6 +390,8 @@ BEGIN
                         FROM {schema}.limited w
                         WHERE w.domain = l.domain AND w.type = l.type
                             AND coalesce(w.key, '') = l.key AND w.priority >= l.first_priority
+                            -- None instead of a first one that another session has locked.
+                            AND (l.first_position IS NULL OR w.lane_position = l.first_position)
                             AND {schema}.has_not_expired(w.expires_at, w.claimed_at, present)
                         ORDER BY w.domain, w.type, coalesce(w.key, ''), w.priority, w.lane_position
                         LIMIT least(l.room, each_fetched)
@@ -328,7 +407,7 @@ BEGIN
                 is_full := true;
                 EXIT;
             END IF;
-            IF cardinality(p_shared) > 0 THEN
+            IF cardinality(lanes[owners[i]].shared) > 0 THEN
                 FOREACH name IN ARRAY lanes[owners[i]].shared LOOP
                     place := array_position(p_shared, name);
                     IF place IS NULL OR rooms[place] <= 0 THEN
@@ -353,7 +432,8 @@ BEGIN
         PERFORM {schema}.leave_lanes(lanes, counts, blockers, each_fetched, is_full, present);
         EXIT WHEN is_full OR taken >= p_count;
         -- A claim that has looked at so many lanes in vain lets go of them before it looks on.
-        is_full := pass = 50;
+        is_full := clock_timestamp() > began + interval '100 ms';
+        EXIT WHEN is_full;
         each_gave := greatest(0.5, least(
             each_gave, cardinality(chosen)::double precision / cardinality(lanes)));
     END LOOP;
@@ -362,10 +442,19 @@ BEGIN
             {schema}.count_shared_starts(p_shared, starts, p_node, present);
     END IF;
     last.id := -1;
-    last.attempts := (is_full OR taken >= p_count)::integer;
-    IF last.attempts = 0 THEN
+    is_full := is_full OR taken >= p_count;
+    last.attempts := is_full::integer;
+    IF NOT is_full THEN
         last.waited := {schema}.next_opening(
             p_domains, p_types, p_shared, p_node, '-infinity');
+        IF is_left OR EXISTS (
+            SELECT FROM unnest(p_domains, p_types) q (domain, type)
+            WHERE EXISTS (SELECT FROM {schema}.turn t
+                          WHERE t.domain = q.domain AND t.type = q.type)
+                AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused))
+        THEN
+            last.waited := 0;
+        END IF;
     END IF;
     RETURN NEXT last;
 END
@@ -402,6 +491,13 @@ BEGIN
 END
 $$;
 
+-- The turn of a lane after a claim that had it at this turn, or 0, and took so many of its commands:
+-- a lane that has got a start waits behind the others.
+CREATE FUNCTION {schema}.turn_after(p_turn bigint, p_count integer) RETURNS bigint
+LANGUAGE sql VOLATILE
+RETURN CASE WHEN p_turn > 0 AND p_count = 0 THEN p_turn
+    ELSE nextval('{schema}.turn_id_seq') END;
+
 -- Notes what locked lanes wait for after a claim has taken commands of them: nothing, their rate, a
 -- shared limit, or another claim, to which it leaves a turn. A lane that is full gets one when a
 -- place is free. One whose next rows are locked, as if they were being canceled, is looked at again
@@ -420,7 +516,8 @@ BEGIN
             SELECT l.*, p_counts[l.place] AS count, p_blockers[l.place] AS blocker
             FROM unnest(p_lanes) WITH ORDINALITY l (
                 domain, type, key, turn, next_start, waited, concurrency, per_second, burst,
-                ordered, blocks, shared, running, room, rate_room, first_priority, place)
+                ordered, blocks, shared, running, room, rate_room, first_priority,
+                first_position, place)
         ) l LEFT JOIN LATERAL (
             SELECT w.priority FROM {schema}.limited w
             WHERE w.domain = l.domain AND w.type = l.type AND coalesce(w.key, '') = l.key
@@ -439,8 +536,9 @@ BEGIN
                  ELSE 'row' END AS waits
         FROM after a
     ), turns AS (
-        INSERT INTO {schema}.turn (domain, type, key, priority)
-        SELECT domain, type, key, priority FROM judged WHERE waits = 'turn'
+        INSERT INTO {schema}.turn (id, domain, type, key, priority) OVERRIDING SYSTEM VALUE
+        SELECT {schema}.turn_after(turn, count), domain, type, key, priority
+        FROM judged WHERE waits = 'turn'
     )
     UPDATE {schema}.lane l SET
         next_start = CASE WHEN j.count > 0 THEN j.start_then ELSE l.next_start END,
@@ -448,11 +546,12 @@ BEGIN
             WHEN 'rate' THEN {schema}.opening_time(j.start_then, j.per_second, j.burst)
             WHEN 'row' THEN p_now + interval '1 second' END,
         waits_for = CASE j.waits WHEN 'shared' THEN j.blocker END,
-        waits_since = CASE j.waits WHEN 'shared' THEN j.turn END,
+        waits_since = CASE j.waits WHEN 'shared' THEN {schema}.turn_after(j.turn, j.count) END,
         waits_priority = CASE j.waits WHEN 'shared' THEN j.priority END
     FROM judged j
     WHERE l.domain = j.domain AND l.type = j.type AND l.key = j.key
-        AND (j.waited OR j.waits IN ('rate', 'row', 'shared') OR (j.count > 0 AND j.per_second IS NOT NULL));
+        AND (j.waited OR j.waits IN ('rate', 'row', 'shared')
+             OR (j.count > 0 AND j.per_second IS NOT NULL));
 END
 $$;
 

@@ -36,6 +36,8 @@ BEGIN
              'SET enable_seqscan = off SET enable_bitmapscan = off'
              ' SET plan_cache_mode = force_custom_plan SET jit = off'),
             ('resolve_chunk', 'SET plan_cache_mode = force_custom_plan'),
+            -- Claims of other types go on if a claim's client has frozen.
+            ('lock_shared', 'SET lock_timeout = ''50ms'''),
             -- Gives up where settlements would wait behind it; days begin in UTC.
             ('make_partitions retain_day retain_domain retain_domain_events retain_incarnations'
              ' retain_processes retain_unique',
