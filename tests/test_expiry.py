@@ -18,6 +18,7 @@ from queries import count, scalar
 from cmdbus import CommandBus, CommandFailedError, SendRequest
 from cmdbus.worker.claims.claim import ClaimScope
 from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.waiting import timers as timers_module
 from cmdbus.worker.waiting.timers import Timers
 
 HOUR = 3600.0
@@ -231,6 +232,23 @@ def test_a_locked_command_hides_none_that_expires_after_it(
         eventually(lambda: timers.promote_and_read(connection, leases=False) == 0.0)
         assert found(bus, late).error_code == "EXPIRED"
     assert found(bus, locked).error_code == "CANCELED"
+
+
+def test_a_backlog_of_due_commands_keeps_none_from_expiring(
+    bus: CommandBus,
+    connection: psycopg.Connection,
+    timers: Timers,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timers_module, "MAX_UNREAD_SECONDS", 0.0)
+    bus.send_many([SendRequest("payments", "Debit", delay=HOUR)] * 5_000)
+    connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
+    assert timers.promote_and_read(connection, leases=False) == 0.0
+    late = bus.send("orders", "Ship")
+    set_expiry(connection, 0, late)
+    assert timers.promote_and_read(connection, leases=False) == 0.0
+    assert found(bus, late, "orders").error_code == "EXPIRED"
+    assert count(connection, "cmdbus.scheduled") > 0
 
 
 def test_many_expire_in_parts_that_hold_a_bounded_number_of_bytes(

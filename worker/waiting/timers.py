@@ -22,6 +22,8 @@ _RETRY_LEASES_SECONDS = 60.0
 #: Seconds before the earliest due time at which the timers are read again: by then the
 #: database's clock may have gained on the one by which a process sleeps.
 GRACE_SECONDS = 0.05
+#: Seconds for which a backlog of due commands may keep the timers from being read: others expire.
+MAX_UNREAD_SECONDS = 0.5
 
 
 def seconds_to_reading(due: float, fallback: float) -> float:
@@ -49,6 +51,8 @@ class Timers:
         #: Monotonic time of the next reading of leases, which walks over all rows.
         self._leases_at = float("-inf")
         self._moved = False
+        #: Monotonic time from which on the timers are read although commands were promoted.
+        self._read_at = float("-inf")
         #: The latest reading.
         self.seen = TimerReading(inf, inf, inf, suspects=False, queue_usage=0.0, pages=0)
 
@@ -61,11 +65,14 @@ class Timers:
         self._moved = self._promotion.step(connection)
         if self._moved:
             failpoint(PROMOTED)
-            return 0.0
+            if time.monotonic() < self._read_at:
+                return 0.0
         seen = self._read(connection, leases, own)
+        self._read_at = time.monotonic() + MAX_UNREAD_SECONDS
         # No statement for it while nothing has expired.
         if seen.expires <= 0 and self._expiry.step(connection):
             self._moved = True
+        if self._moved:
             return 0.0
         if seen.lease_ends < inf:
             # Leases end only while a node can renew, as this shows.
