@@ -191,6 +191,34 @@ def test_no_two_commands_hold_a_key_and_none_is_refused_for_a_free_one(
         assert race.failures == 0
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("on_conflict", ["reject", "existing", "replace"])
+def test_an_old_snapshot_takes_no_key_that_has_changed_hands_since(
+    dsn: str, level: str, on_conflict: str
+) -> None:
+    """It sees a holder that has ended since, and replaces none."""
+    with CommandBus(dsn) as bus:
+
+        def outcome(key: str, change: Callable[[], object]) -> UUID | type[Exception]:
+            with psycopg.connect(dsn) as old:
+                old.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+                old.execute("SELECT 1 FROM cmdbus.ready")
+                change()
+                more: dict[str, Any] = {"unique": key, "on_conflict": on_conflict}
+                try:
+                    return bus.send("payments", "Debit", **more, connection=old)
+                except (DuplicateCommandError, NOT_SERIALIZABLE) as error:
+                    return type(error)
+
+        send = partial(bus.send, "payments", "Debit", on_conflict="replace")
+        assert outcome("new", lambda: send(unique="new")) is NOT_SERIALIZABLE
+        assert outcome("new", lambda: send(unique="new")) is NOT_SERIALIZABLE
+        ended = send(unique="ended")
+        seen = {"reject": DuplicateCommandError, "existing": ended, "replace": NOT_SERIALIZABLE}
+        assert outcome("ended", lambda: bus.cancel("payments", ended)) == seen[on_conflict]
+        assert isinstance(outcome("ended", lambda: None), UUID)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("isolation", ISOLATIONS)
