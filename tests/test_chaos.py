@@ -277,11 +277,29 @@ def test_a_bus_survives_a_short_run(dsn: str) -> None:
             marks=pytest.mark.long,
         ),
         pytest.param(
+            *("places", CALM, "places-are-never-exceeded", " were claimed, and "),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            *("turns", CALM, "no-loss", " has not ended: it is in limited"),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
             *("deadlines", CALM, "nothing-is-undone-too-early", " was sent before command "),
             marks=pytest.mark.long,
         ),
     ],
-    ids=["fence", "losses", "renewals", "stops", "tally", "closings", "deadlines"],
+    ids=[
+        "fence",
+        "losses",
+        "renewals",
+        "stops",
+        "tally",
+        "closings",
+        "places",
+        "turns",
+        "deadlines",
+    ],
 )
 def test_a_bus_with_a_defect_does_not_pass(
     dsn: str, sabotage: str, faults: list[str], check: str, text: str
@@ -292,7 +310,8 @@ def test_a_bus_with_a_defect_does_not_pass(
     whose processes, stewards and database all work. With the stops, some outcomes are never
     settled, and their claims are released when their workers stop. Without the tally, batches miss
     some of their commands, without closings they do not say that they are over, and deadlines that
-    cancel nothing let processes undo what goes on."""
+    cancel nothing let processes undo what goes on. Without places more run at once than limits
+    allow, and without turns no claim looks where one is free."""
     for _ in range(3):  # on a busy machine the faults may hit an instance that holds nothing
         done = run("chaos", *faults, "--dsn", dsn, "--sabotage", sabotage, "--json")
         if done.returncode != 0:

@@ -21,10 +21,14 @@ from fault_injection.flow_drawing import draw, draw_id
 from fault_injection.flows import FLOW, FLOWS
 from fault_injection.handlers import DOMAIN
 from fault_injection.journal import Journal
+from fault_injection.lane_drawing import draw_limited
+from fault_injection.lanes import TYPES
 from fault_injection.steering import UNSURE, Operator
 
 #: Shares of a batch's commands that add others to it, and of batches with processes.
 _ADDING, _WITH_PROCESSES = 0.1, 0.25
+#: Share of those that have a limit, and seconds until these expire.
+_LIMITED, _EXPIRES_S = 0.15, 5.0
 #: Of what a producer has created, those that it may cancel.
 KNOWN = 50
 #: Of processes, most of which end within seconds, and of batches that a process joins.
@@ -96,9 +100,13 @@ class GroupProducer:
             self._started(process, in_batch=True)
 
     def _in_batch(self, call: str, index: int) -> SendRequest:
-        if self._dice.random() >= _ADDING:
-            return self._drawing.request(call, index)
-        return self._drawing.of_type("Adds", call, index)
+        rand = self._dice.random()
+        if rand < _ADDING:
+            return self._drawing.of_type("Adds", call, index)
+        if rand < _ADDING + _LIMITED:
+            name = self._dice.choice([*TYPES])
+            return draw_limited(self._dice, self._drawing, call, index, name, _EXPIRES_S)
+        return self._drawing.request(call, index)
 
     def cancel_batch(self, bus: CommandBus, call: str) -> None:
         if not self._batches:

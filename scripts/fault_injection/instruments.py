@@ -133,6 +133,13 @@ SABOTAGES = {
             "SET status = 'COMPENSATING',": "SET status = 'COMPENSATING', awaited_id = NULL,",
         }
     },
+    # A lane has as many places as if none were taken.
+    "places": {"measure_lanes": {"f.concurrency - c.running": "f.concurrency"}},
+    # Who ends does not say that a place is free.
+    "turns": {
+        "complete": {"IF lanes IS NOT NULL": "IF false"},
+        "settle": {"IF lanes IS NOT NULL": "IF false"},
+    },
     "losses": {
         "release": {"coalesce(o.losses, 0)": "0", "WHERE losses IS NOT NULL": "WHERE false"}
     },

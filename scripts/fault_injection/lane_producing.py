@@ -3,7 +3,6 @@ them, and decides about ordered commands that stand in the way of others."""
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from uuid import UUID
 
 from cmdbus import CommandBus, InvalidOperationError, SendRequest
@@ -11,12 +10,12 @@ from fault_injection.drawing import Drawing, Limits
 from fault_injection.group_producing import send_one, transaction
 from fault_injection.handlers import DOMAIN
 from fault_injection.journal import Journal
+from fault_injection.lane_drawing import draw_limited
 from fault_injection.lanes import LANES, TYPES
 from fault_injection.steering import UNSURE, Operator
 
-_PRIORITIES = ("high", "normal", "normal", "low")
 _MAX_TOGETHER = 6
-_IN_TRANSACTION, _DELAYED = 0.2, 0.1
+_IN_TRANSACTION = 0.2
 #: Share of calls whose commands expire, and seconds until then.
 _EXPIRING, _EXPIRES_S = 0.15, (0.1, 4.0)
 #: What operators limit now and then: the first has a limit always, the others have no other one.
@@ -39,7 +38,9 @@ class LaneProducer:
         name = dice.choice([*TYPES])
         count = dice.choice((1, 1, 1, dice.randint(2, _MAX_TOGETHER)))
         expires = round(dice.uniform(*_EXPIRES_S), 2) if dice.random() < _EXPIRING else None
-        requests = [self.request(call, index, name, expires) for index in range(count)]
+        requests = [
+            draw_limited(dice, self._drawing, call, index, name, expires) for index in range(count)
+        ]
         within = dice.random() < _IN_TRANSACTION
         self._journal.write("invoke", call, way="lane", count=count)
         try:
@@ -50,25 +51,6 @@ class LaneProducer:
             self._journal.write("ok", call, ids=ids)
             return LANES, ids[0]
         return None
-
-    def request(
-        self, call: str, index: int, name: str, expires: float | None = None
-    ) -> SendRequest:
-        """A few have no key, and a few a delay."""
-        dice, limited = self._dice, TYPES[name]
-        kind = dice.choices([*limited.kinds], [*limited.kinds.values()])[0]
-        delay = round(dice.uniform(0.05, 2.0), 2) if dice.random() < _DELAYED else None
-        drawn = self._drawing.of_type(kind, call, index, delay=delay)
-        number = dice.randrange(limited.keys)
-        return replace(
-            drawn,
-            domain=LANES,
-            type=name,
-            data={**drawn.data, "does": kind},
-            priority=dice.choice(_PRIORITIES),
-            key=f"k{number}" if number else None,
-            expires=None if expires is None else expires + (delay or 0.0),
-        )
 
     def _send(
         self, bus: CommandBus, requests: Sequence[SendRequest], *, within: bool
