@@ -312,3 +312,19 @@ def test_one_thread_takes_of_lanes_and_of_other_types_by_turns(
         bus.send_many([SendRequest("payments", type) for type in ("Debit", "Noop") * 10])
         eventually(lambda: nothing_waits(connection), WITHIN_S)
     assert Counter(order) == {"Debit": 13, "Noop": 13}
+
+
+def test_what_was_claimed_before_its_worker_knew_of_the_limit_holds_places(
+    connection: psycopg.Connection,
+) -> None:
+    with CommandBus(connection.info.dsn) as bus:
+        bus.send_many([debit("a")] * 3)
+    claimer = Claimer(connection)
+    claimer.statements.types = ["payments Debit"]
+    types = LimitedTypes(claimer.statements)
+    types.read(connection)
+    limit(connection, concurrency=2)
+    assert len(claimer.claim(2)) == 2
+    types.read(connection)
+    assert claimed_by(connection, ClaimScope.ORDINARY) == 0
+    assert count(connection, "limited") == 1

@@ -177,6 +177,12 @@ class ClaimStatements(Executor):
         assert row is not None
         return number, *row
 
+    def take_places(self, connection: Connection, types: Sequence[str]) -> None:
+        """Lets the claims of types that have limits now hold places: a claim may have come after
+        the change, and before its worker knew of that. Reads all rows."""
+        values = {"claimer": self.incarnation, "types": texts(types)}
+        self.execute(connection, "take_places", values)
+
     def plan(self, connection: Connection) -> None:
         """Lets a new session plan the leaders' statement, which takes 10 ms, by settling a claim
         that does not exist and claiming from no domain."""

@@ -68,6 +68,8 @@ class LimitedTypes:
         number, names, shared = self._statements.limited_types(connection)
         if self._names != frozenset(names):
             self._floors = Floors()
+        if added := [name for name in names if name not in self._names]:
+            self._statements.take_places(connection, added)
         self._names, self._shared = frozenset(names), shared
         self._read, self._doubted = number, False
         if number is not None:

@@ -58,6 +58,16 @@ SELECT {schema}.limited_types(%(types)s::text[], true), ARRAY(
         unnest(l.shared) s (name)
     ORDER BY s.name);
 
+-- name: take_places
+-- Gives claims of these types positions in their lanes, as limits_changed does. Skips those that are
+-- being settled.
+UPDATE {schema}.ready SET lane_position = id
+WHERE ctid = ANY (ARRAY(
+    SELECT r.ctid FROM {schema}.ready r
+    WHERE r.claimer = %(claimer)s AND r.lane_position IS NULL
+        AND (r.domain || ' ' || r.type) = ANY (%(types)s::text[])
+    FOR UPDATE SKIP LOCKED));
+
 -- name: settle
 -- With a marker, inside a handler's transaction: NULL if that has ended or has another isolation
 -- level; and the statements that SQL has prepared in this session, which outlive the transaction.
