@@ -1,5 +1,7 @@
 """Limits as they are declared: their values, and what is wrong with them."""
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -198,7 +200,9 @@ def test_a_limit_that_is_not_declared_is_a_mistake_of_the_app(
     with pytest.raises(ValueError) as refused:
         Worker("", registry)
     assert str(refused.value) == sentence
-    monkeypatch.setattr("fleet_app.registry", registry)
+    app = ModuleType("limited_app")
+    app.registry = registry  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "limited_app", app)
     with pytest.raises(AppError) as raised:
-        load("fleet_app:registry")
-    assert str(raised.value) == f"fleet_app:registry: {sentence}"
+        load("limited_app:registry")
+    assert str(raised.value) == f"limited_app:registry: {sentence}"
