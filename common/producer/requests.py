@@ -135,10 +135,14 @@ class Limits:
             check_expires(request.expires, request.delay, request.run_at),
             request.changes,
         )
-        unique, conflict, until = request.unique, request.on_conflict, request.unique_until
-        if unique is None and conflict == REJECT and until == FINISHED:
+        if (
+            request.unique is None
+            and request.on_conflict == REJECT
+            and request.unique_until == FINISHED
+        ):
             return command
-        return command._replace(**check_unique(unique, conflict, until)._asdict())
+        unique = check_unique(request.unique, request.on_conflict, request.unique_until)
+        return command._replace(**unique._asdict())
 
 
 def check_priority(priority: str | int, labels: Mapping[str, int]) -> int:
