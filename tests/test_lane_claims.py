@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from lane_claimer import LaneClaimer, Limit, declare
 
-from cmdbus.worker.claims.claim import Claim, ClaimPart, results_of
+from cmdbus.worker.claims.claim import Claim, ClaimPart, LaneRequest, results_of
 
 SHARED = ("payments Debit", "orders Ship")
 
@@ -171,3 +171,20 @@ def test_a_claim_sees_a_shared_limit_that_its_worker_has_not_heard_of(
     send(connection)
     assert worker.claim(5, known=known) == []
     assert len(worker.claim(5)) == 1
+
+
+def test_a_claim_looks_for_what_is_not_in_its_lane_only_where_a_type_has_a_limit(
+    connection: psycopg.Connection, worker: LaneClaimer
+) -> None:
+    """Whatever number of domains have none."""
+    lanes = LaneRequest(["payments Debit", "payments Ship"], [], [], 1, 0, floors={}, below=True)
+    assert lanes.queues == [("payments", priority) for priority in range(11)]
+    declare(connection, Limit("payments Debit", concurrency=1))
+    send(connection)
+    connection.execute(
+        """WITH gone AS (DELETE FROM cmdbus.limited RETURNING command_id)
+        INSERT INTO cmdbus.ready (
+            domain, priority, type, data, command_id, correlation_id, losses)
+        SELECT 'payments', 5, 'Debit', 'null', command_id, command_id, 1 FROM gone"""
+    )
+    assert [claim.type for claim in worker.claim(1)] == ["Debit"]

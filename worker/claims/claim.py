@@ -1,6 +1,6 @@
 """The values of claiming: claims, their keys, requests and results. No statements."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import Enum, IntEnum
 from math import inf
@@ -133,7 +133,7 @@ class ClaimRequest(NamedTuple):
     @property
     def queues(self) -> list[tuple[str, int]]:
         """Domains and priorities in the order in which a claim reads them."""
-        return [(domain, priority) for domain in self.domains for priority in _PRIORITIES]
+        return _queues(self.domains)
 
 
 class LaneRequest(NamedTuple):
@@ -150,6 +150,15 @@ class LaneRequest(NamedTuple):
     #: Where to look for commands of these types that are not in their lanes.
     floors: Mapping[tuple[str, int], int]
     below: bool
+
+    @property
+    def queues(self) -> list[tuple[str, int]]:
+        """Where these may be."""
+        return _queues(dict.fromkeys(name.split(" ")[0] for name in self.types))
+
+
+def _queues(domains: Iterable[str]) -> list[tuple[str, int]]:
+    return [(domain, priority) for domain in domains for priority in _PRIORITIES]
 
 
 class ClaimPart(IntEnum):

@@ -154,8 +154,11 @@ class ClaimStatements(Executor):
     def _limits_of_lanes(self, request: ClaimRequest, lanes: LaneRequest) -> dict[str, object]:
         domains, types = _names(lanes.types)
         quick_domains, quick_types = _names(lanes.quick_types)
+        queues = lanes.queues
         return {
-            "stray_floors": whole(lows(lanes.floors, request.queues)),
+            "stray_domains": texts([domain for domain, _ in queues]),
+            "stray_priorities": whole([priority for _, priority in queues]),
+            "stray_floors": whole(lows(lanes.floors, queues)),
             "stray_below": lanes.below,
             "stray_types": texts(lanes.types),
             "strays": MAX_STRAYS,

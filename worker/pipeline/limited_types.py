@@ -123,7 +123,7 @@ class LimitedTypes:
             return False
         if result.part is ClaimPart.STRAYS:
             asked = request.lanes
-            self._floors.looked(asked.floors, asked.below, request.queues, result, now)
+            self._floors.looked(asked.floors, asked.below, asked.queues, result, now)
             return result.stopped_at is not None
         if result.part is ClaimPart.LANES:
             if result.claims or result.has_more:

@@ -44,10 +44,11 @@ FROM {schema}.complete(
         %(claim_domains)s::text[], %(claim_priorities)s::smallint[], %(floors)s::bigint[],
         %(below)s, %(types)s::text[], CASE WHEN s.lost IS NOT NULL THEN %(free)s::integer END,
         %(bytes)s, %(quick_floors)s::bigint[], %(quick_types)s::text[], %(ahead)s, %(bytes_ahead)s,
-        %(most_losses)s::smallint, %(claimer)s, %(lease)s, %(stray_floors)s::bigint[],
-        %(stray_below)s, %(stray_types)s::text[], %(strays)s, %(lane_domains)s::text[], %(lane_types)s::text[],
-        %(shared)s::text[], %(lanes)s, %(quick_lane_domains)s::text[],
-        %(quick_lane_types)s::text[], %(lanes_ahead)s, %(node)s
+        %(most_losses)s::smallint, %(claimer)s, %(lease)s,
+        %(stray_domains)s::text[], %(stray_priorities)s::smallint[], %(stray_floors)s::bigint[],
+        %(stray_below)s, %(stray_types)s::text[], %(strays)s,
+        %(lane_domains)s::text[], %(lane_types)s::text[], %(shared)s::text[], %(lanes)s,
+        %(quick_lane_domains)s::text[], %(quick_lane_types)s::text[], %(lanes_ahead)s, %(node)s
     ) c ON true;
 
 -- name: read_limited_types

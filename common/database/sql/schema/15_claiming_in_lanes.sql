@@ -583,8 +583,8 @@ $$;
 -- Claims for a worker some of whose types (p_lane_types, of p_lane_domains) have limits: p_lanes of
 -- their lanes and, with what is left of p_free, of its other types (p_types), but what is more
 -- urgent than any lane before both. Then ahead of its threads, only what is quick: p_lanes_ahead and
--- p_ahead. At first up to p_strays commands of limited types that are in ready move into their
--- lanes.
+-- p_ahead. At first up to p_strays commands of limited types that are in ready, in p_stray_domains,
+-- move into their lanes.
 --
 -- The rows are those of several claims, each after a row whose id is -2 and whose attempts number
 -- the claim: 1 for the strays, 2 for lanes, 3 for p_free, 4 for p_ahead.
@@ -592,8 +592,8 @@ CREATE FUNCTION {schema}.claim_with_lanes(
     p_domains text[], p_priorities smallint[], p_floors bigint[], p_below boolean, p_types text[],
     p_free integer, p_bytes bigint, p_quick_floors bigint[], p_quick_types text[],
     p_ahead integer, p_bytes_ahead bigint, p_most_losses smallint, p_claimer bigint,
-    p_lease interval, p_stray_floors bigint[], p_stray_below boolean, p_stray_types text[],
-    p_strays integer,
+    p_lease interval, p_stray_domains text[], p_stray_priorities smallint[],
+    p_stray_floors bigint[], p_stray_below boolean, p_stray_types text[], p_strays integer,
     p_lane_domains text[], p_lane_types text[], p_shared text[], p_lanes integer,
     p_quick_lane_domains text[], p_quick_lane_types text[], p_lanes_ahead integer, p_node bigint
 ) RETURNS SETOF {schema}.claimed
@@ -609,8 +609,8 @@ BEGIN
     head.attempts := 1;
     RETURN NEXT head;
     RETURN QUERY SELECT * FROM {schema}.claim(
-        p_domains, p_priorities, p_stray_floors, p_stray_below, p_stray_types, p_strays, 1,
-        p_bytes, p_most_losses, NULL, p_lease);
+        p_stray_domains, p_stray_priorities, p_stray_floors, p_stray_below, p_stray_types,
+        p_strays, 1, p_bytes, p_most_losses, NULL, p_lease);
     head.attempts := 3;
     RETURN NEXT head;
     SELECT min(t.priority) INTO urgent
