@@ -145,6 +145,8 @@ REPLACED = replace(
     HOLDER, claimed=None, row={**HOLDER.row, "status": "CANCELED", "code": "REPLACED"}
 )
 NEXT = unique("next", sent=220.0, claimed=221.0, ended=222.0)
+#: What had the key is nowhere.
+FORGOTTEN = having(calls=[refused("nobody", began=210.0)])
 
 #: As BROKEN.
 BROKEN_LIMITS: dict[str, dict[str, Change]] = {
@@ -191,7 +193,7 @@ BROKEN_LIMITS: dict[str, dict[str, Change]] = {
         ),
     },
     "only-held-keys-are-refused": {
-        "the holder is nowhere": having(calls=[refused("nobody", began=210.0)]),
+        "the holder is nowhere": FORGOTTEN,
         "it holds another one": having(HOLDER, calls=[refused("holder", began=210.0, key="x")]),
         "it has given it up": having(HOLDER, calls=[refused("holder", began=231.0)]),
         "it was not there yet": having(HOLDER, calls=[refused("holder", began=190.0)]),

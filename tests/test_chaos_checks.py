@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from broken_histories import BROKEN, TROUBLE, WAITS_ON
-from broken_limits import KEPT
+from broken_limits import FORGOTTEN, KEPT
 from chaos_history import (
     CALM,
     GOOD,
@@ -153,6 +153,8 @@ def test_a_delay_may_be_late_while_every_steward_is_kept_away(
     [
         ("no-loss", LOST, 199.0, 205.0, False),
         ("no-loss", LOST, 201.0, 205.0, True),
+        ("only-held-keys-are-refused", FORGOTTEN, 209.0, 215.0, False),
+        ("only-held-keys-are-refused", FORGOTTEN, 211.0, 215.0, True),
         # It enters at 104.6, and has no exit.
         ("each-execution-has-a-claim", RUN_AFTER_RELEASE, 89.0, 104.0, False),
         ("each-execution-has-a-claim", RUN_AFTER_RELEASE, 89.0, 90.0, True),

@@ -110,7 +110,7 @@ def excused(history: History, restore: Restore) -> History:
     answered after the copy came through, and what became of executions that went on then."""
     copied, restored = restore.copied_at, restore.restored_at
     calls = [
-        replace(call, outcome="unknown", answer=None)
+        replace(call, outcome="unknown", answer=None, held_by=None)
         if call.ended >= copied and call.began <= restored
         else call
         for call in history.calls
