@@ -244,6 +244,7 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     given bigint[];
+    in_lanes tid[];
 BEGIN
     IF 0 > ANY (p_losses) OR (0 = ANY (p_losses)
         AND coalesce(p_reason, '') NOT IN ('STOPPED', 'DATABASE_AWAY'))
@@ -274,7 +275,8 @@ BEGIN
         FROM held o
         WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
         RETURNING o.position, r.domain, r.command_id, r.attempts, o.losses, o.token, o.claimer,
-            o.claimed_at
+            o.claimed_at, CASE WHEN r.lane_position IS NOT NULL AND r.losses < 2
+                THEN r.ctid END AS in_lane
     ), events AS (
         INSERT INTO {schema}.event (
             claimer, claimed_at, token, command_id, attempt, domain, kind, code, message)
@@ -282,7 +284,15 @@ BEGIN
             CASE losses WHEN 0 THEN p_reason ELSE 'LOST' END, p_why
         FROM back WHERE losses IS NOT NULL
     )
-    SELECT array_agg(position) INTO given FROM back;
+    SELECT array_agg(position), array_agg(in_lane) FILTER (WHERE in_lane IS NOT NULL)
+    INTO given, in_lanes FROM back;
+    IF in_lanes IS NOT NULL THEN
+        -- Back into their lanes, as other types may wait for these places, but for suspects.
+        PERFORM {schema}.move_into_lanes(ARRAY(
+            SELECT r.ctid FROM {schema}.ready r
+            WHERE r.ctid = ANY (in_lanes)
+                AND EXISTS (SELECT FROM {schema}.limits_of(r.domain, r.type))));
+    END IF;
     PERFORM {schema}.wake(d) FROM (SELECT DISTINCT unnest(p_domains) d) domains;
     RETURN coalesce(given, '{}');
 END

@@ -40,19 +40,24 @@ CREATE TRIGGER leave_turns AFTER INSERT ON {schema}.limited
     FOR EACH STATEMENT EXECUTE FUNCTION {schema}.leave_turns_of_arrived();
 ALTER TABLE {schema}.limited ENABLE ALWAYS TRIGGER leave_turns;
 
--- The trigger of turn, at the end of the transaction: wakes those that wait, unless the
--- transaction itself has used the turn.
+-- The trigger of turn, at the end of the transaction: wakes those that wait for the lane, or for a
+-- place of a limit that it shares, unless the transaction itself has used the turn.
 CREATE FUNCTION {schema}.wake_for_turn() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 BEGIN
-    IF (SELECT last_value FROM {schema}.armed) & {schema}.domain_bit(NEW.domain) <> 0
+    IF (SELECT last_value FROM {schema}.armed) <> 0
         AND EXISTS (
             SELECT FROM {schema}.turn t
             WHERE t.domain = NEW.domain AND t.type = NEW.type AND t.priority = NEW.priority
                 AND t.id = NEW.id)
     THEN
         PERFORM {schema}.wake(NEW.domain);
+        PERFORM {schema}.wake(o.domain)
+        FROM {schema}.limits_of(NEW.domain, NEW.type) m, unnest(m.shared) s (name), LATERAL (
+            SELECT DISTINCT t.domain FROM {schema}.limited_type t
+            WHERE s.name = ANY (t.shared) AND t.domain <> NEW.domain) o
+        WHERE EXISTS (SELECT FROM {schema}.lane l WHERE l.waits_for = s.name);
     END IF;
     RETURN NULL;
 END

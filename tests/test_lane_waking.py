@@ -1,0 +1,109 @@
+"""Workers that wait while their commands wait at a limit: they start as soon as a place is free, or
+a rate lets them, whoever knew of it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import SOON, Gate, do_nothing, leave_effect, running
+from lane_claimer import LaneClaimer, Limit, declare
+from queries import SESSIONS, scalar
+
+from cmdbus import Command, CommandBus, Context, HandlerRegistry
+from cmdbus.worker import Worker
+
+WITHIN_S = 5
+SHARED = Limit("stripe", concurrency=1, covers=("payments Debit", "orders Ship"))
+
+
+class Started:
+    """A handler that only notes that it has begun."""
+
+    def __init__(self) -> None:
+        self.ids: list[UUID] = []
+
+    def __call__(self, command: Command, context: Context) -> None:
+        self.ids.append(command.command_id)
+
+    def within(self, seconds: float = WITHIN_S, times: int = 1) -> None:
+        eventually(lambda: len(self.ids) == times, seconds)
+
+
+@contextmanager
+def node(dsn: str, domain: str, type: str, handler: Callable[..., object]) -> Iterator[Worker]:
+    """A worker with this one type, which polls each ten minutes."""
+    registry = HandlerRegistry()
+    registry.register(domain, type, handler, retry=SOON)
+    with running(dsn, registry, poll_interval=600, concurrency=2) as worker:
+        yield worker
+
+
+def use_connection(command: Command, context: Context) -> None:
+    context.connection.execute("CREATE TABLE IF NOT EXISTS effect (id uuid, attempt int)")
+    leave_effect(command, context)
+
+
+def await_rest(connection: psycopg.Connection) -> None:
+    """Until no session of a worker has been asked anything for a while, and senders notify."""
+    query = (
+        f"SELECT count(*) = 0 AND (SELECT last_value FROM cmdbus.armed) <> 0 {SESSIONS}"
+        " AND (state = 'active' OR state_change > clock_timestamp() - interval '0.5 s')"
+    )
+    eventually(lambda: scalar(connection, query))
+
+
+def await_waiting_lanes(connection: psycopg.Connection, lanes: int = 1) -> None:
+    query = "SELECT count(*) FROM cmdbus.lane WHERE waits_for IS NOT NULL"
+    eventually(lambda: scalar(connection, query) == lanes)
+
+
+@pytest.mark.parametrize("ends", ["completes", "uses its transaction", "is canceled"])
+def test_a_place_of_a_shared_limit_wakes_the_node_of_another_domain(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection, ends: str
+) -> None:
+    declare(connection, SHARED)
+    gate, started = (
+        Gate(use_connection if ends == "uses its transaction" else do_nothing),
+        Started(),
+    )
+    with node(dsn, "payments", "Debit", gate), node(dsn, "orders", "Ship", started):
+        id_ = bus.send("payments", "Debit")
+        gate.wait_for(1)
+        bus.send("orders", "Ship")
+        eventually(
+            lambda: scalar(
+                connection, "SELECT count(*) FROM cmdbus.lane WHERE waits_for IS NOT NULL"
+            )
+        )
+        await_rest(connection)
+        assert not started.ids
+        if ends == "is canceled":
+            bus.cancel("payments", id_, reason="r", running=True)
+        else:
+            gate.open.set()
+        started.within()
+        gate.open.set()
+
+
+@pytest.mark.parametrize("freed", ["canceled by an operator", "released", "released as lost"])
+def test_a_place_of_a_node_that_is_gone_wakes_the_node_of_another_domain(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection, freed: str
+) -> None:
+    """No node is left that has the type of the command that held the place."""
+    declare(connection, SHARED)
+    id_, started = bus.send("payments", "Debit"), Started()
+    gone = LaneClaimer(dsn, ["payments Debit"])
+    [claim] = gone.claim(1)
+    with node(dsn, "orders", "Ship", started):
+        bus.send("orders", "Ship")
+        await_waiting_lanes(connection)
+        await_rest(connection)
+        if freed == "canceled by an operator":
+            bus.cancel("payments", id_, reason="r", running=True)
+        else:
+            gone.release(claim, None if freed == "released" else 1)
+        started.within()
+    gone.connection.close()
