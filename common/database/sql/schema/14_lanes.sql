@@ -41,7 +41,8 @@ CREATE TRIGGER leave_turns AFTER INSERT ON {schema}.limited
 ALTER TABLE {schema}.limited ENABLE ALWAYS TRIGGER leave_turns;
 
 -- The trigger of turn, at the end of the transaction: wakes those that wait for the lane, or for a
--- place of a limit that it shares, unless the transaction itself has used the turn.
+-- place of a limit that it shares, unless the transaction itself has used the turn. It is not queued
+-- while no node waits: one that arms later claims until this transaction has ended.
 CREATE FUNCTION {schema}.wake_for_turn() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -65,7 +66,7 @@ $$;
 
 CREATE CONSTRAINT TRIGGER wake AFTER INSERT ON {schema}.turn
     DEFERRABLE INITIALLY DEFERRED
-    FOR EACH ROW EXECUTE FUNCTION {schema}.wake_for_turn();
+    FOR EACH ROW WHEN (pg_sequence_last_value('{schema}.armed'::regclass) <> 0) EXECUTE FUNCTION {schema}.wake_for_turn();
 ALTER TABLE {schema}.turn ENABLE ALWAYS TRIGGER wake;
 
 -- The limits of a type: of its own, or of its domain. No row: it has none. A domain's limits do not
