@@ -60,8 +60,8 @@ SELECT {schema}.limited_types(%(types)s::text[], true), ARRAY(
     ORDER BY s.name);
 
 -- name: take_places
--- Gives claims of these types positions in their lanes, as limits_changed does. Skips those that are
--- being settled.
+-- Gives claims of these types positions in their lanes, as limits_changed does. Skips those that
+-- are being settled.
 UPDATE {schema}.ready SET lane_position = id
 WHERE ctid = ANY (ARRAY(
     SELECT r.ctid FROM {schema}.ready r

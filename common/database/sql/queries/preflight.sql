@@ -73,8 +73,8 @@ ORDER BY 1;
 
 -- name: read_sequences
 -- Tables with a row whose id their sequence has not reached, the id's column, and the sequence. In
--- ready, where it would be a duplicate, the highest id of each domain and priority is read; elsewhere
--- the ids of some rows.
+-- ready, where it would be a duplicate, the highest id of each domain and priority is read;
+-- elsewhere the ids of some rows.
 WITH RECURSIVE queue AS (
     (SELECT domain, priority FROM {schema}.ready ORDER BY domain, priority LIMIT 1)
     UNION ALL

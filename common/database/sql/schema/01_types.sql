@@ -24,8 +24,8 @@ CREATE DOMAIN {schema}.key AS text COLLATE "C" CHECK (length(VALUE) BETWEEN 1 AN
 -- A reason or an operator's name: 2,000 characters, each up to six when escaped.
 CREATE DOMAIN {schema}.remark AS text CHECK (length(VALUE) <= 12000);
 
--- What a batch sends when it is over; delay and expires are in
--- seconds. own: the id is the caller's.
+-- What a batch sends when it is over; delay and expires are in seconds. own: the id is the
+-- caller's.
 CREATE TYPE {schema}.request AS (
     domain {schema}.name, type {schema}.name, data {schema}.payload, command_id uuid, own boolean,
     priority {schema}.priority, delay double precision, run_at {schema}.finite_time,

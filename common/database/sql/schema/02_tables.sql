@@ -28,7 +28,7 @@ CREATE TABLE {schema}.ready (
     caller bigint,
     key {schema}.key,
     unique_key {schema}.key,
-    -- Its number in its lane, if it came through limited; see 12_lanes.sql.
+    -- Its position in its lane, in which it holds a place; see 14_lanes.sql.
     lane_position bigint,
     -- It is canceled then, unless it was claimed before.
     expires_at {schema}.finite_time,
@@ -81,7 +81,7 @@ CREATE INDEX scheduled_key ON {schema}.scheduled (domain, key, created_at) WHERE
 CREATE INDEX scheduled_expires ON {schema}.scheduled (expires_at)
     WHERE expires_at IS NOT NULL AND claimed_at IS NULL;
 
--- Commands that wait at a limit; see 12_lanes.sql. They have no id before they are admitted into
+-- Commands that wait at a limit; see 14_lanes.sql. They have no id before a claim moves them into
 -- ready, and a position in their lane, which they keep.
 CREATE TABLE {schema}.limited (LIKE {schema}.ready INCLUDING DEFAULTS);
 ALTER TABLE {schema}.limited

@@ -1,4 +1,5 @@
--- Sending: one command by enqueue; many by admit, identify and COPY. Unique keys: 13_uniqueness.sql.
+-- Sending: one command by enqueue; many by admit, find_full_key, identify and COPY. For unique keys
+-- see 13_uniqueness.sql.
 
 -- An id that the bus makes: 48 bits of milliseconds, so that indexes grow at their end; 8cb5,
 -- the version and the bus's mark; the variant and 62 random bits (see ids.py).
@@ -203,9 +204,10 @@ $$;
 
 -- Puts one command into ready or, if it is due later, into scheduled. refusal: NULL (accepted),
 -- 'closed', 'full', 'key_full' (depth and max_depth are the key's), 'duplicate', 'early' (it would
--- expire before it is due) or 'repeated' (accepted when this call was tried before); nothing is written unless it is NULL. p_call is NULL in a
--- caller's transaction: there identity also takes the bus's ids, because the caller learns them
--- before the commit and may send one again. p_delay and p_expires are in seconds.
+-- expire before it is due) or 'repeated' (accepted when this call was tried before); nothing is
+-- written unless it is NULL. p_call is NULL in a caller's transaction: there identity also takes
+-- the bus's ids, because the caller learns them before the commit and may send one again. p_delay
+-- and p_expires are in seconds.
 CREATE FUNCTION {schema}.enqueue(
     p_domain text, p_type text, p_data json, p_command_id uuid, p_own boolean,
     p_priority integer, p_delay double precision, p_run_at timestamptz, p_correlation_id uuid,

@@ -77,8 +77,8 @@ BEGIN
                 p_domain, answer.depth, answer.max_depth);
         WHEN 'key_full' THEN
             RAISE configuration_limit_exceeded USING MESSAGE = format(
-                'key %s of domain %s is full: its depth is %s, its max_waiting_per_key %s; send again'
-                ' later', to_json(p_key), p_domain, answer.depth, answer.max_depth);
+                'key %s of domain %s is full: its depth is %s, its max_waiting_per_key %s; '
+                'send again later', to_json(p_key), p_domain, answer.depth, answer.max_depth);
         WHEN 'closed' THEN
             RAISE object_not_in_prerequisite_state USING MESSAGE = format(
                 'domain %s does not accept commands: configure it with accepting=True', p_domain);

@@ -114,8 +114,8 @@ BEGIN
 END
 $$;
 
--- The same for the commands of a key in p_table (scheduled, limited or ready), the first sent first.
--- The next chunk has p_since = last; NULL: none is left.
+-- The same for the commands of a key in p_table (scheduled, limited or ready), the first sent
+-- first. The next chunk has p_since = last; NULL: none is left.
 CREATE FUNCTION {schema}.cancel_of_key(
     p_table text, p_domain text, p_key text, p_type text, p_since timestamptz,
     p_until timestamptz, p_count integer, p_bytes bigint, p_operator text, p_reason text,

@@ -147,8 +147,8 @@ BEGIN
 END
 $$;
 
--- Ends those of these commands that `take` takes, as CANCELED, and returns their number. p_code says
--- why: CANCELED is an operator's.
+-- Ends those of these commands that `take` takes, as CANCELED, and returns their number. p_code
+-- says why: CANCELED is an operator's.
 CREATE FUNCTION {schema}.cancel_ids(
     p_domain text, p_command_ids uuid[], p_running boolean, p_reason text, p_operator text,
     p_call bigint, p_code text DEFAULT 'CANCELED'
@@ -163,9 +163,8 @@ $$;
 -- Gives a waiting command another time or priority, if not NULL, with an event; p_delay is in
 -- seconds from now. Returns 'waiting', or what cancel returns. The token never goes back, the id
 -- is a new one, above all floors, and an ended lease counts its loss, as a claim would have
--- counted it. A command claimed meanwhile stays. One that waits at a limit keeps its position in its
--- lane unless it is delayed; one that is delayed and has not begun gives up its place. Waits for a
--- locked row.
+-- counted it. A command claimed meanwhile stays. One that waits at a limit keeps its position in
+-- its lane; one that has not begun loses it if it is delayed. Waits for a locked row.
 CREATE FUNCTION {schema}.reschedule(
     p_domain text, p_command_id uuid, p_delay double precision, p_run_at timestamptz,
     p_priority smallint, p_operator text, p_reason text, p_call bigint

@@ -106,8 +106,8 @@ $$;
 -- is the second try of its call, and resolves none if the first has resolved some.
 CREATE FUNCTION {schema}.resolve_chunk(
     p_action text, p_domain text, p_type text, p_error_code text, p_key text,
-    p_since timestamptz, p_until timestamptz, p_count integer, p_bytes bigint, p_operator text, p_reason text,
-    p_result json, p_call bigint, p_again boolean,
+    p_since timestamptz, p_until timestamptz, p_count integer, p_bytes bigint,
+    p_operator text, p_reason text, p_result json, p_call bigint, p_again boolean,
     OUT resolved bigint, OUT last timestamptz
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER

@@ -219,8 +219,8 @@ $$;
 
 -- Counts commands that a transaction adds to a batch, which cannot end before that commits. Returns
 -- why the batch takes none: 'CANCELING', its status if it is over, or 'UNKNOWN'; NULL if it does.
--- Those that add do not wait for each other. p_within: a command of the batch adds them, which keeps
--- it from ending by itself; it waits for cancel_batch alone, and cancel_batch for it.
+-- Those that add do not wait for each other. p_within: a command of the batch adds them, which
+-- keeps it from ending by itself; it waits for cancel_batch alone, and cancel_batch for it.
 CREATE FUNCTION {schema}.add_to_batch(
     p_batch_id uuid, p_count bigint, p_within boolean DEFAULT false
 ) RETURNS text

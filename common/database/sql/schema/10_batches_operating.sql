@@ -29,9 +29,9 @@ $$;
 
 -- Cancels waiting commands of a batch whose cancellation was requested, a chunk at a time: those of
 -- p_table (scheduled, limited or ready) after (p_created_at, p_id), at most p_count and p_bytes of
--- stored data, but at least one. In limited the id is the lane_position. Skips locked rows. The next
--- chunk has those after (created_at, id); NULL: none is left. With p_table process, the processes
--- that no worker has begun.
+-- stored data, but at least one. In limited the id is the lane_position. Skips locked rows. The
+-- next chunk has those after (created_at, id); NULL: none is left. With p_table process, the
+-- processes that no worker has begun.
 CREATE FUNCTION {schema}.cancel_in_batch(
     p_batch_id uuid, p_table text, p_created_at timestamptz, p_id bigint, p_count integer,
     p_bytes bigint, OUT canceled bigint, OUT created_at timestamptz, OUT id bigint

@@ -77,8 +77,8 @@ BEGIN
 END
 $$;
 
--- Settles a reply that a program has read: COMPLETED or, with p_code, TROUBLE. False if the claim is
--- lost.
+-- Settles a reply that a program has read: COMPLETED or, with p_code, TROUBLE. False if the claim
+-- is lost.
 CREATE FUNCTION {schema}.settle_reply(
     p_domain text, p_priority smallint, p_id bigint, p_token bigint, p_command_id uuid,
     p_claimer bigint, p_attempts smallint, p_losses smallint, p_max_attempts smallint,

@@ -12,11 +12,10 @@ BEGIN
             ('add_to_batch admit_from_lanes advance_processes batch_keys cancel_batch'
              ' cancel_in_batch cancel_process cancel_processes_of_batch claim claim_in_lanes'
              ' claim_row claim_suspect claim_with_lanes complete count_process count_shared'
-             ' end_batch_now end_batches end_step expire expire_step explain explain_limits find_due find_expired'
-             ' find_full_key'
-             ' fitting fold_batch leave_lanes let_wait_no_longer lock_lanes lock_processes'
-             ' lock_shared lock_waiting measure_lanes move_into_lanes next_expiry next_opening'
-             ' note_changes note_lost promote release renew renew_claim'
+             ' end_batch_now end_batches end_step expire expire_step explain explain_limits find_due'
+             ' find_expired find_full_key fitting fold_batch leave_lanes let_wait_no_longer'
+             ' lock_lanes lock_processes lock_shared lock_waiting measure_lanes move_into_lanes'
+             ' next_expiry next_opening note_changes note_lost promote release renew renew_claim'
              ' request_cancel resolve_keys resolve_own retain_batches retain_day retain_processes'
              ' retain_unique retry_process set_aside settle signal_process start_batches'
              ' suspect_waits take take_unique',
@@ -24,12 +23,11 @@ BEGIN
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
             -- In the order of an index.
             ('batch_keys cancel_in_batch cancel_limited cancel_of_key cancel_ready cancel_scheduled'
-             ' claim find_due find_full_key'
-             ' find_expired next_expiry promote retain_unique',
+             ' claim find_due find_expired find_full_key next_expiry promote retain_unique',
              'SET enable_sort = off'),
             -- An error, and not an empty queue, if row security hides commands from the role.
-            ('claim claim_suspect complete expire next_expiry promote release renew renew_claim settle'
-             ' suspect_waits',
+            ('claim claim_suspect complete expire next_expiry promote release renew renew_claim'
+             ' settle suspect_waits',
              'SET row_security = off'),
             -- The conditions that are given choose the index.
             ('cancel_limited cancel_of_key cancel_ready cancel_scheduled',
