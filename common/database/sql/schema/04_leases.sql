@@ -307,3 +307,13 @@ AS $$
         WHERE n.renewed_at > clock_timestamp() - n.lease
             AND (p_domain || ' ' || p_type) = ANY (n.types))
 $$;
+
+-- Nodes that renew leases or wait for work, and the types that they handle.
+CREATE FUNCTION {schema}.living_nodes() RETURNS TABLE (types text[])
+LANGUAGE sql STABLE
+AS $$
+    SELECT n.types FROM {schema}.node n
+    WHERE n.renewed_at > clock_timestamp() - n.lease
+        OR EXISTS (SELECT FROM {schema}.waiter w
+                   WHERE w.node = n.id AND w.armed_until > clock_timestamp())
+$$;

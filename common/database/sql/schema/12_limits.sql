@@ -207,11 +207,8 @@ CREATE FUNCTION {schema}.runs_any_of(p_covers text[]) RETURNS boolean
 LANGUAGE sql STABLE
 AS $$
     SELECT EXISTS (
-        SELECT FROM {schema}.node n, unnest(n.types) t
-        WHERE (t = ANY (p_covers) OR split_part(t, ' ', 1) = ANY (p_covers))
-            AND (n.renewed_at > clock_timestamp() - n.lease
-                 OR EXISTS (SELECT FROM {schema}.waiter w
-                            WHERE w.node = n.id AND w.armed_until > clock_timestamp())))
+        SELECT FROM {schema}.living_nodes() n, unnest(n.types) t
+        WHERE t = ANY (p_covers) OR split_part(t, ' ', 1) = ANY (p_covers))
 $$;
 
 -- A declaration as JSON, without its name, app and time.

@@ -1,15 +1,5 @@
 -- Why a command does not run now.
 
--- Nodes that renew leases or wait for work, and the types that they handle.
-CREATE FUNCTION {schema}.living_nodes() RETURNS TABLE (types text[])
-LANGUAGE sql STABLE
-AS $$
-    SELECT n.types FROM {schema}.node n
-    WHERE n.renewed_at > clock_timestamp() - n.lease
-        OR EXISTS (SELECT FROM {schema}.waiter w
-                   WHERE w.node = n.id AND w.armed_until > clock_timestamp())
-$$;
-
 -- What is known about a command, wherever it is; no row if it is unknown. nodes and handlers count
 -- the nodes that live, and those of them with a handler of its type; ahead counts the commands of
 -- these nodes' types that are claimed before it, among the first p_count that wait, and is NULL for
