@@ -7,12 +7,15 @@ from uuid import UUID
 from fault_injection.drawing import ADDED
 from fault_injection.flows import STEPS, FlowState, FlowStep
 from fault_injection.handlers import DOMAIN, DOMAINS
+from fault_injection.lanes import LANES, TYPES
 
 _KINDS = {"Tx": 50, "Noop": 25, "Transient": 8, "Io": 6, "Rule": 5, "Permanent": 4, "Undone": 3}
 #: Of lists, to which some of their commands add.
 _LISTED_KINDS = {**_KINDS, "Adds": 10}
 _UNDOING = {"Tx": 75, "Noop": 10, "Transient": 6, "Permanent": 3, "Rule": 2}
 _LISTED, _WITHOUT_UNDO = 0.2, 0.15
+#: Share of the commands that have a limit.
+_LIMITED = 0.15
 _MAX_LISTED = 5
 #: Seconds that the third step takes at most: more than its deadline.
 _LONG_S, _SHORT_S = 2.5, 0.1
@@ -52,4 +55,9 @@ def _command(
         data["times"] = dice.choice((1, 2, 3))
     elif kind == "Adds":
         data["adds"] = ADDED[: dice.randint(1, len(ADDED))]
-    return {"domain": dice.choice((DOMAIN, *DOMAINS[:domains])), "type": kind, "data": data}
+    # What adds to its batch does that in its own domain.
+    if kind == "Adds" or dice.random() >= _LIMITED:
+        return {"domain": dice.choice((DOMAIN, *DOMAINS[:domains])), "type": kind, "data": data}
+    name = dice.choice([*TYPES])
+    key = f"k{dice.randrange(1, TYPES[name].keys)}"
+    return {"domain": LANES, "type": name, "data": {**data, "does": kind}, "key": key}

@@ -77,4 +77,4 @@ class Flow(ProcessManager[FlowState]):
 
 def _request(state: FlowState, planned: Mapping[str, Any]) -> SendRequest:
     data = {"process": state.call, **planned["data"]}
-    return SendRequest(planned["domain"], planned["type"], data)
+    return SendRequest(planned["domain"], planned["type"], data, key=planned.get("key"))
