@@ -20,8 +20,8 @@ from cmdbus.database import schema
 
 BENCH = SCRIPTS / "bench"
 SENDING = ["enqueue", "enqueue-bulk", "enqueue-concurrent"]
-DRAINS = ["drain", "drain-full", "threads", "tx", "bloat", "bloat-batch"]
-TIMES = ["latency", "mixed", "lease-look"]
+DRAINS = ["drain", "drain-full", "threads", "tx", "bloat", "bloat-batch", "keyed", "ordered"]
+TIMES = ["latency", "mixed", "lease-look", "fair"]
 SHORT = ["--seconds", "0.02", "--rounds", "1"]
 #: The first module that is missing, where it is not the system itself.
 MISSING = {"pgqueuer": "asyncpg"}
@@ -33,6 +33,9 @@ MORE = {
     "enqueue": {"enqueue-cpu"},
     "latency": {"latency-cpu"},
     "drain-full": {"drain-full-cpu"},
+    "keyed": {"keyed-cpu"},
+    "ordered": {"ordered-of-bare"},
+    "limited-idle": {"limited-claim"},
     "instances": {"instances-bare", "instances-of-bare", "row-waits"},
 }
 
@@ -61,8 +64,9 @@ def test_a_time_is_better_the_shorter_it_is(dsn: str, name: str) -> None:
 
 
 @pytest.mark.process
-def test_an_idle_fleet_is_better_the_less_it_sends(dsn: str) -> None:
-    line = the_line_of("idle", dsn)
+@pytest.mark.parametrize("name", ["idle", "limited-idle"])
+def test_an_idle_fleet_is_better_the_less_it_sends(dsn: str, name: str) -> None:
+    line = the_line_of(name, dsn)
     assert line["unit"] == "statements/s"
     assert line["baseline"] == 32
     assert "pg_stat_database" in line["configuration"]["counted"]

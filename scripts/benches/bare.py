@@ -30,7 +30,7 @@ from cmdbus.worker.claims.transactions import begin, commit
 EFFECT = "CREATE TABLE effect (command_id uuid)"
 _INSERT = "INSERT INTO effect (command_id) VALUES (%s)"
 
-#: Settles the latest run and claims the next hundred, with history, by the key.
+#: Settles the latest run and claims the next, with history, by the key.
 _SETTLE_AND_CLAIM = f"""
     WITH gone AS (
         DELETE FROM cmdbus.ready
@@ -45,7 +45,7 @@ _SETTLE_AND_CLAIM = f"""
     ), picked AS MATERIALIZED (
         SELECT id FROM cmdbus.ready
         WHERE domain = '{BARE}' AND priority = 5 AND claimer IS NULL
-        ORDER BY domain, priority, id LIMIT 100 FOR UPDATE SKIP LOCKED
+        ORDER BY domain, priority, id LIMIT %s FOR UPDATE SKIP LOCKED
     )
     UPDATE cmdbus.ready r SET token = r.token + 1, claimer = %s, claimed_at = clock_timestamp(),
         lease_until = clock_timestamp() + interval '30 s'
@@ -82,15 +82,15 @@ _ANSWER_S = 60.0
 
 
 @contextmanager
-def loop(dsn: str) -> Iterator[Callable[[None], None]]:
-    """Settles and claims by hundreds until there is nothing to claim."""
+def loop(dsn: str, at_once: int = 100) -> Iterator[Callable[[None], None]]:
+    """Settles and claims this number together until there is nothing to claim."""
     with _connect(dsn, _PLANS) as connection:
 
         def drain(_: None) -> None:
             me = connection.info.backend_pid
             ids: list[int] = []
             while True:
-                values = (ids, me, me)
+                values = (ids, me, at_once, me)
                 with suppress(psycopg.errors.DeadlockDetected):  # again, at once
                     found = connection.execute(_SETTLE_AND_CLAIM, values, prepare=True).fetchall()
                     if not found:

@@ -9,7 +9,7 @@ from benches import bare
 from benches.comparison import Comparison, Found, Place
 from benches.crews import crew
 from benches.fleet import TYPE, Fleet, fleet, nothing
-from benches.yard import BARE, Drained, Yard, commands, rates_and_cpu, yard
+from benches.yard import BARE, Drained, Yard, commands, part, rates_and_cpu, yard
 from cmdbus.producer.requests import SendRequest
 
 #: Of --commands.
@@ -30,8 +30,8 @@ def drain(slot: Place) -> Found:
         _fleet(slot) as running,
     ):
         pairs = slot.alternate(
-            lambda seconds: here.drain_bare(loops, _part(slot, bare_requests, seconds)),
-            lambda seconds: here.drain(running, _part(slot, requests, seconds)),
+            lambda seconds: here.drain_bare(loops, part(slot, bare_requests, seconds)),
+            lambda seconds: here.drain(running, part(slot, requests, seconds)),
         )
     return rates_and_cpu("drain", pairs, **_configuration(len(requests)))
 
@@ -42,8 +42,8 @@ def drain_full(slot: Place) -> Found:
     requests, bare_requests = _requests(slot)
     with yard(slot) as here, crew(_PROCESSES, bare.loop, slot.dsn) as loops:
         pairs = slot.alternate(
-            lambda seconds: here.drain_bare(loops, _part(slot, bare_requests, seconds)),
-            lambda seconds: _drain_full(here, _part(slot, requests, seconds)),
+            lambda seconds: here.drain_bare(loops, part(slot, bare_requests, seconds)),
+            lambda seconds: _drain_full(here, part(slot, requests, seconds)),
         )
     return rates_and_cpu("drain-full", pairs, **_configuration(len(requests)))
 
@@ -72,8 +72,8 @@ def tx(slot: Place) -> Found:
         fleet(slot.dsn, {TYPE: bare.insert}, processes=_PROCESSES, threads=_THREADS) as running,
     ):
         pairs = slot.alternate(
-            lambda seconds: here.drain_bare(loops, _part(slot, bare_requests, seconds)).rate,
-            lambda seconds: here.drain(running, _part(slot, requests, seconds)).rate,
+            lambda seconds: here.drain_bare(loops, part(slot, bare_requests, seconds)).rate,
+            lambda seconds: here.drain(running, part(slot, requests, seconds)).rate,
         )
     return {"tx": Comparison(pairs=pairs, configuration=_configuration(len(requests)))}
 
@@ -83,8 +83,8 @@ def batch(slot: Place) -> Found:
     requests = commands(slot.sizes.commands)
     with yard(slot) as here, _fleet(slot) as running:
         pairs = slot.alternate(
-            lambda seconds: here.drain(running, _part(slot, requests, seconds)).rate,
-            lambda seconds: here.drain_batch(running, _part(slot, requests, seconds)).rate,
+            lambda seconds: here.drain(running, part(slot, requests, seconds)).rate,
+            lambda seconds: here.drain_batch(running, part(slot, requests, seconds)).rate,
         )
     return {"batch": Comparison(pairs=pairs, configuration=_configuration(len(requests)))}
 
@@ -109,11 +109,11 @@ def _with_snapshot(
         with slot.connect() as holder:
             holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             holder.execute("SELECT 1")
-            return drain(here, running, _part(slot, requests, seconds))
+            return drain(here, running, part(slot, requests, seconds))
 
     with yard(slot) as here, _fleet(slot) as running:
         pairs = slot.alternate(
-            lambda seconds: drain(here, running, _part(slot, requests, seconds)),
+            lambda seconds: drain(here, running, part(slot, requests, seconds)),
             lambda seconds: held(here, running, seconds),
         )
     without, snapshot = zip(*pairs, strict=True)
@@ -149,11 +149,6 @@ def _requests(
     """For the fleet and for the bare loops."""
     count = slot.sizes.commands if count is None else count
     return commands(count), commands(count, domain=BARE)
-
-
-def _part(slot: Place, requests: Sequence[SendRequest], seconds: float) -> Sequence[SendRequest]:
-    """All of them in a round of full length."""
-    return requests[: max(1, int(len(requests) * seconds / slot.sizes.seconds))]
 
 
 def _configuration(count: int) -> dict[str, object]:

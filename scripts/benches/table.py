@@ -7,6 +7,7 @@ follows it, and what is due.
 from benches.comparison import Row
 from benches.draining import batch, bloat, bloat_batch, drain, drain_full, threads, tx
 from benches.growing import domains, instances, lease_look
+from benches.limiting import fair, keyed, limited_idle, ordered
 from benches.managing import process
 from benches.peers.comparing import MEASURES as PEER_MEASURES
 from benches.peers.comparing import PEERS, peers
@@ -51,6 +52,13 @@ ROWS = {
         Row("bloat-batch", bloat_batch, _RATE, 0.6, 0.9),
         Row("mixed", mixed, _MS, 1.0),
         Row("idle", idle, "statements/s", 10.0),
+        Row("keyed", keyed, _RATE, 0.5),
+        Row("keyed-cpu", keyed, _CPU),
+        Row("ordered", ordered, _RATE, 1.0),
+        Row("ordered-of-bare", ordered, _RATE),
+        Row("fair", fair, _MS, 0.33),
+        Row("limited-idle", limited_idle, "statements/s", 10.0),
+        Row("limited-claim", limited_idle, _MS, 0.9),
         *(
             Row(f"{name}-{peer}", peers, _MS if name == "pickup" else _RATE)
             for peer in PEERS

@@ -23,9 +23,19 @@ BARE = "bare"
 #: 100 bytes as JSON.
 DATA: dict[str, Any] = {"payload": "x" * 86}
 
-_ENDS = "SELECT min(id), max(id) FROM cmdbus.ready WHERE domain = %s AND priority = 5"
-_IS_THERE = "SELECT FROM cmdbus.ready WHERE domain = %s AND priority = 5 AND id = %s"
-_ANY = "SELECT FROM cmdbus.ready WHERE domain = %s LIMIT 1"
+_CLEAR = "TRUNCATE cmdbus.ready, cmdbus.limited, cmdbus.lane, cmdbus.turn, cmdbus.finished"
+_IDS = """
+    SELECT command_id FROM (
+        SELECT command_id, id FROM cmdbus.ready WHERE domain = %(domain)s
+        UNION ALL
+        SELECT command_id, lane_position FROM cmdbus.limited WHERE domain = %(domain)s) waiting
+    ORDER BY id"""
+_IS_THERE = """
+    SELECT FROM cmdbus.ready WHERE command_id = %(id)s
+    UNION ALL SELECT FROM cmdbus.limited WHERE command_id = %(id)s"""
+_ANY = """
+    (SELECT FROM cmdbus.ready WHERE domain = %(domain)s LIMIT 1)
+    UNION ALL (SELECT FROM cmdbus.limited WHERE domain = %(domain)s LIMIT 1)"""
 _DRAINED = """
     SELECT count(*), extract(epoch FROM max(finished_at) - min(claimed_at)),
         extract(epoch FROM percentile_disc(1 / 3.0) WITHIN GROUP (ORDER BY finished_at)
@@ -81,7 +91,7 @@ class Yard:
     connection: psycopg.Connection
 
     def clear(self) -> None:
-        self.connection.execute("TRUNCATE cmdbus.ready, cmdbus.finished")
+        self.connection.execute(_CLEAR)
 
     def send(self, type_: str, data: object = DATA) -> None:
         self.bus.send(DOMAIN, type_, data)
@@ -131,7 +141,15 @@ class Yard:
         return Cost(count / took, 1e6 * spent / count if server else None)
 
     def await_end(self, domain: str, check: Callable[[], None]) -> None:
-        self._await_none(_ANY, domain, check=check)
+        self.await_none(_ANY, domain=domain, check=check)
+
+    def await_none(self, query: str, *, check: Callable[[], None], **values: object) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while self.connection.execute(query, values).fetchone() is not None:
+            check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{values} is not drained after {_PATIENCE_S:.0f} s")
+            time.sleep(_LOOK_S)
 
     def transactions_within(self, seconds: float) -> int:
         """How many there are of others in this database."""
@@ -155,18 +173,18 @@ class Yard:
         pids: Callable[[], list[int]],
         check: Callable[[], None] = lambda: None,
     ) -> Drained:
-        first, last = self.connection.execute(_ENDS, (domain,)).fetchall()[0]
+        found = self.connection.execute(_IDS, {"domain": domain}).fetchall()
+        ids = [command_id for (command_id,) in found]
         begin()
         times, readings = [], []
         for part in _STEADY:
             # Of a single row: a look at all rows would slow what is measured.
-            row = first + int(part * (last - first))
-            self._await_none(_IS_THERE, domain, row, check=check)
+            self.await_none(_IS_THERE, id=ids[int(part * (len(ids) - 1))], check=check)
             running = [*pids(), *self.server()]
             times.append(time.time())
             readings.append(cpu.read(running))
-        self._await_none(_IS_THERE, domain, last, check=check)
-        self._await_none(_ANY, domain, check=check)
+        self.await_none(_IS_THERE, id=ids[-1], check=check)
+        self.await_none(_ANY, domain=domain, check=check)
         row = self.connection.execute(_DRAINED, (*times, domain)).fetchall()[0]
         if row[0] != sent:
             raise RuntimeError(f"{sent} commands were sent to {domain}, {row[0]} completed")
@@ -182,14 +200,6 @@ class Yard:
         if not _is_postgres(self.connection.info.backend_pid):
             return []
         return [pid for (pid,) in self.connection.execute(_SERVER).fetchall()]
-
-    def _await_none(self, query: str, *values: object, check: Callable[[], None]) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
-        while self.connection.execute(query, values).fetchone() is not None:
-            check()
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{values[0]} is not drained after {_PATIENCE_S:.0f} s")
-            time.sleep(_LOOK_S)
 
 
 def _is_postgres(pid: int) -> bool:
@@ -207,6 +217,11 @@ def yard(slot: Place) -> Iterator[Yard]:
 
 def commands(count: int, *, domain: str = DOMAIN, type_: str = TYPE) -> list[SendRequest]:
     return [SendRequest(domain, type_, DATA)] * count
+
+
+def part(slot: Place, requests: Sequence[SendRequest], seconds: float) -> Sequence[SendRequest]:
+    """All of them in a round of full length."""
+    return requests[: max(1, int(len(requests) * seconds / slot.sizes.seconds))]
 
 
 def warming(requests: Sequence[SendRequest]) -> Sequence[SendRequest]:
