@@ -15,7 +15,7 @@ from uuid import UUID
 
 import psycopg
 
-from cmdbus.arrays import any_ids, ctids, ids, numbers, texts, whole
+from cmdbus.arrays import ids, numbers, texts
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.database.executor import Executor
 from cmdbus.database.session_names import session_name
@@ -29,20 +29,22 @@ from cmdbus.worker.claims.claim import (
     ClaimScope,
     Connection,
     Finished,
-    LaneRequest,
     plain_and_others,
     results_of,
 )
-from cmdbus.worker.claims.floors import lows
 from cmdbus.worker.claims.outcomes import completed, with_ascii_texts
 from cmdbus.worker.claims.rejections import was_executed
+from cmdbus.worker.claims.statement_values import (
+    claim_values,
+    completion_values,
+    lane_values,
+    outcome_values,
+    request_values,
+)
 
 Item = TypeVar("Item")
 #: Where a row is that can be set aside.
 Table = Literal["ready", "scheduled", "limited"]
-
-#: Commands that one round trip moves into their lanes.
-MAX_STRAYS = 500
 
 _PRIORITY_AND_ID = itemgetter(1, 2)
 _NO_CLAIM = Claim(
@@ -110,15 +112,21 @@ class ClaimStatements(Executor):
         result: Callable[[ClaimResult], None] = lambda _: None,
     ) -> tuple[list[Claim], list[Claim]]:
         """Settles plain completions and claims the next run; returns lost claims and new ones.
-        `result` is called for each of the two claims, but not for suspects."""
+        `result` is called for the result of each claim, but not for suspects."""
         if self.in_quarantine:
             return self.settle(connection, done) if done else [], self._suspect(connection, request)
         settled = [finished.claim for finished in done]
-        values = {**self._completions(done), **self._limits(request)}
+        values = {
+            **completion_values(done, self.incarnation),
+            **request_values(request),
+            "most_losses": self._scope.value[1],
+            "lease": self.lease,
+        }
         name = "settle_and_claim"
         if request.lanes is not None:
             name = "settle_and_claim_with_lanes"
-            values |= self._limits_of_lanes(request, request.lanes)
+            values |= lane_values(request.lanes)
+            values["node"] = self.node
         cursor = self.execute(connection, name, values, prepare=True, binary=True)
         rows = cursor.fetchall()
         claims: list[Claim] = []
@@ -130,47 +138,6 @@ class ClaimStatements(Executor):
             turns = {domain: turn for turn, domain in enumerate(request.domains)}
             claims.sort(key=lambda claim: turns[claim.domain])
         return _positioned(rows[0][0], settled), claims
-
-    def _limits(self, request: ClaimRequest) -> dict[str, object]:
-        queues = request.queues
-        # Neither of the two claims knows the other's bytes.
-        half = request.bytes // 2 if request.prefetch else request.bytes
-        return {
-            "claim_domains": texts([domain for domain, _ in queues]),
-            "claim_priorities": whole([priority for _, priority in queues]),
-            "floors": whole(lows(request.floors, queues)),
-            "quick_floors": whole(lows(request.quick_floors, queues if request.prefetch else [])),
-            "below": request.below,
-            "types": texts(request.types),
-            "quick_types": texts(request.quick_types if request.prefetch else []),
-            "free": request.free,
-            "ahead": request.prefetch,
-            "bytes": half,
-            "bytes_ahead": half,
-            "most_losses": self._scope.value[1],
-            "lease": self.lease,
-        }
-
-    def _limits_of_lanes(self, request: ClaimRequest, lanes: LaneRequest) -> dict[str, object]:
-        domains, types = _names(lanes.types)
-        quick_domains, quick_types = _names(lanes.quick_types)
-        queues = lanes.queues
-        return {
-            "stray_domains": texts([domain for domain, _ in queues]),
-            "stray_priorities": whole([priority for _, priority in queues]),
-            "stray_floors": whole(lows(lanes.floors, queues)),
-            "stray_below": lanes.below,
-            "stray_types": texts(lanes.types),
-            "strays": MAX_STRAYS,
-            "lane_domains": domains,
-            "lane_types": types,
-            "quick_lane_domains": quick_domains,
-            "quick_lane_types": quick_types,
-            "shared": texts(lanes.shared),
-            "lanes": lanes.free,
-            "lanes_ahead": lanes.prefetch,
-            "node": self.node,
-        }
 
     def limited_types(self, connection: Connection) -> tuple[int | None, list[str], list[str]]:
         """The number of changes of limits, None while one is being made; those of the node's types
@@ -248,7 +215,8 @@ class ClaimStatements(Executor):
     def settle(self, connection: Connection, done: Sequence[Finished]) -> list[Claim]:
         """Settles outcomes of any kind; returns the claims that were lost."""
         done = _storable(connection, done)
-        lost = self.value(connection, "settle", **self._outcomes(done), marker=None)
+        values = outcome_values(done, self.incarnation)
+        lost = self.value(connection, "settle", **values, marker=None)
         return _positioned(lost, [finished.claim for finished in done])
 
     def settle_within(
@@ -258,8 +226,10 @@ class ClaimStatements(Executor):
         transaction has ended. And which statements SQL has prepared in the session."""
         done = _storable(connection, done)
         _, others = plain_and_others(done)
-        name = "settle" if others else "complete_within"
-        values = self._outcomes(done) if others else self._completions(done)
+        name, values_of = "complete_within", completion_values
+        if others:
+            name, values_of = "settle", outcome_values
+        values = values_of(done, self.incarnation)
         [(lost, prepared)] = self.rows(connection, name, **values, marker=marker)
         claims = [finished.claim for finished in done]
         return None if lost is None else _positioned(lost, claims), prepared or []
@@ -278,7 +248,7 @@ class ClaimStatements(Executor):
         released = self.value(
             connection,
             "release",
-            **self._keys(claims),
+            **claim_values(claims, self.incarnation),
             losses=numbers(losses or [None] * len(claims)),
             reason=reason,
             why=why,
@@ -286,7 +256,7 @@ class ClaimStatements(Executor):
         return _positioned(released, claims)
 
     def still_held(self, connection: Connection, claims: Sequence[Claim]) -> list[Claim]:
-        rows = self.rows(connection, "find_held", **self._keys(claims))
+        rows = self.rows(connection, "find_held", **claim_values(claims, self.incarnation))
         return _positioned([position for (position,) in rows], claims)
 
     def set_aside(
@@ -339,7 +309,8 @@ class ClaimStatements(Executor):
     ) -> list[Claim]:
         """Those that this worker still has, with the payloads that `claimed` left out: the first
         that hold at most `most` bytes together, and at least one."""
-        rows = self.rows(connection, "read_payloads", **self._keys(claims), bytes=most)
+        values = claim_values(claims, self.incarnation)
+        rows = self.rows(connection, "read_payloads", **values, bytes=most)
         payloads = {(id_, token): data for id_, token, data in rows}
         return [
             claim._replace(data=payloads[claim[2:4]]) for claim in claims if claim[2:4] in payloads
@@ -347,52 +318,8 @@ class ClaimStatements(Executor):
 
     def ends(self, connection: Connection, claims: Sequence[Claim]) -> list[OutcomeLabel | None]:
         """The outcomes of claims whose rows are gone; None if one is not known."""
-        rows = self.rows(connection, "find_ends", **self._keys(claims))
+        rows = self.rows(connection, "find_ends", **claim_values(claims, self.incarnation))
         return [None if end is None else OutcomeLabel[end] for (end,) in rows]
-
-    def _keys(self, claims: Sequence[Claim]) -> dict[str, object]:
-        return {
-            "domains": texts([claim.domain for claim in claims]),
-            "priorities": whole([claim.priority for claim in claims]),
-            **self._fence(claims),
-        }
-
-    def _fence(self, claims: Sequence[Claim]) -> dict[str, object]:
-        return {
-            "ids": whole([claim.id for claim in claims]),
-            "tokens": whole([claim.token for claim in claims]),
-            "command_ids": ids([claim.command_id for claim in claims]),
-            "claimer": self.incarnation,
-        }
-
-    def _completions(self, done: Sequence[Finished]) -> dict[str, object]:
-        claims = [finished.claim for finished in done]
-        return {
-            **self._fence(claims),
-            "ctids": ctids([claim.ctid for claim in claims]),
-            "max_attempts": whole([finished.max_attempts for finished in done]),
-            "results": texts([finished.outcome.result for finished in done]),
-            "batch_ids": any_ids([claim.batch_id for claim in claims]),
-        }
-
-    def _outcomes(self, done: Sequence[Finished]) -> dict[str, object]:
-        outcomes = [finished.outcome for finished in done]
-        claims = [finished.claim for finished in done]
-        return {
-            **self._keys(claims),
-            "kinds": texts(outcome.kind.value for outcome in outcomes),
-            "attempts": numbers(f.claim.attempts + f.outcome.charged for f in done),
-            "losses": numbers(
-                None if f.outcome.lost is None else f.claim.losses + f.outcome.lost for f in done
-            ),
-            "max_attempts": numbers(finished.max_attempts for finished in done),
-            "results": texts(outcome.result for outcome in outcomes),
-            "delays": numbers(outcome.delay for outcome in outcomes),
-            "codes": texts(outcome.code for outcome in outcomes),
-            "messages": texts(outcome.message for outcome in outcomes),
-            "details": texts(outcome.details for outcome in outcomes),
-            "batch_ids": any_ids([claim.batch_id for claim in claims]),
-        }
 
 
 def _positioned(positions: Sequence[int], items: Sequence[Item]) -> list[Item]:
@@ -404,9 +331,3 @@ def _storable(connection: Connection, done: Sequence[Finished]) -> Sequence[Fini
     if connection.info.parameter_status("server_encoding") in (None, "UTF8"):
         return done
     return [finished._replace(outcome=with_ascii_texts(finished.outcome)) for finished in done]
-
-
-def _names(types: Sequence[str]) -> tuple[str, str]:
-    """Arrays of the domains and of the types of "domain type"."""
-    pairs = [name.split(" ") for name in types]
-    return texts([domain for domain, _ in pairs]), texts([type for _, type in pairs])

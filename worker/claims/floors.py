@@ -91,10 +91,3 @@ class Floors:
         self._floors.update({key: id_ - 1 for key, id_ in lowest.items()})
         stop = len(queues) if result.stopped_at is None else queues.index(result.stopped_at)
         self._floors.update(dict.fromkeys(queues[:stop], max(0, result.seen_to - OVERLAP)))
-
-
-def lows(floors: Mapping[tuple[str, int], int], queues: Sequence[tuple[str, int]]) -> list[int]:
-    """The ids above which these queues are read."""
-    if not floors:
-        return [0] * len(queues)
-    return [floors.get(queue, 0) for queue in queues]
