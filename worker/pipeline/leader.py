@@ -14,7 +14,6 @@ One thread leads at a time; which one, the queue decides.
 
 import logging
 import threading
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -27,7 +26,6 @@ from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_CLAIM, failpoint
 from cmdbus.worker.claims.claim import (
     Claim,
-    ClaimPart,
     ClaimRequest,
     ClaimResult,
     Connection,
@@ -35,17 +33,14 @@ from cmdbus.worker.claims.claim import (
     plain_and_others,
 )
 from cmdbus.worker.claims.connections import PoolExhausted
-from cmdbus.worker.claims.floors import Floors
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason, was_executed
-from cmdbus.worker.claims.turns import Turns
 from cmdbus.worker.pipeline.adoption import Adoption
 from cmdbus.worker.pipeline.batch_transitions import BatchTransitions
+from cmdbus.worker.pipeline.claim_planner import ClaimPlanner
 from cmdbus.worker.pipeline.handled_types import HandledTypes
 from cmdbus.worker.pipeline.in_flight import InFlight
-from cmdbus.worker.pipeline.limited_types import LimitedTypes
 from cmdbus.worker.pipeline.local_queue import LEADERSHIP, LocalQueue
 from cmdbus.worker.pipeline.narrowing import Narrowing
-from cmdbus.worker.pipeline.prefetch_policy import PrefetchPolicy
 from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.unsettled import Unsettled, first_part
 from cmdbus.worker.pipeline.worker_thread import RoundTrip, WorkerThread
@@ -73,23 +68,15 @@ class Leader:
     ) -> None:
         self._statements = setup.statements
         self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS
-        #: The command types of each domain.
-        self._types = defaultdict[str, list[str]](list)
-        for name in setup.statements.types:
-            self._types[name.split(" ")[0]].append(name)
-        self._limited_types = LimitedTypes(setup.statements)
+        self._planner = ClaimPlanner(setup.statements, setup.domains, handled_types)
+        self._limited_types = self._planner.limited_types
         self._narrowing = Narrowing(setup.statements)
         self.adoption = Adoption(setup.statements, in_flight, setup.claim_bytes)
         self._in_flight, self._queue, self._unsettled = in_flight, queue, unsettled
         self._batches = batches
-        self._handled_types, self._prefetch = handled_types, PrefetchPolicy()
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
-        self._turns = Turns(setup.domains)
         self._claim_bytes = setup.claim_bytes
         self.stopping = threading.Event()
-        self._floors = Floors()
-        #: The types that are claimed ahead, and their floors, which begin again with other types.
-        self._quick, self._quick_floors = set[str](), Floors()
         #: The latest claim may have left something that it could have taken.
         self._has_more = False
         #: A byte of the pipe ended the latest wait.
@@ -191,7 +178,12 @@ class Leader:
         try:
             self._unsettled.settle(connection, slot, others)
             began = time.monotonic()
-            request = self._want(began, self._in_flight.free_count + len(plain))
+            request = self._planner.request(
+                began,
+                free=self._queue.threads - self._in_flight.unfinished_count,
+                room=self._in_flight.free_count + len(plain),
+                bytes_=self._claim_bytes - self._in_flight.prefetched_bytes,
+            )
             if not (request.free or done):
                 self.stopping.wait(_FULL_SECONDS)
             lost, claims = self._settle_and_claim(connection.connection(), plain, request)
@@ -214,21 +206,12 @@ class Leader:
         self, connection: Connection, finished: Sequence[Finished], request: ClaimRequest
     ) -> tuple[list[Claim], list[Claim]]:
         """One round trip, which also moves the floors of the next one."""
-        looks: list[ClaimResult] = []
+        results: list[ClaimResult] = []
         lost, claims = self._statements.settle_and_claim(
-            connection, finished, request, looks.append
+            connection, finished, request, results.append
         )
-        self._has_more = len(claims) >= request.free
         now = time.monotonic()
-        has_more = False
-        for result in looks:
-            has_more = self._limited_types.looked(request, result, now) or has_more
-            if result.part is ClaimPart.PREFETCH:
-                self._quick_floors.looked(request.quick_floors, False, request.queues, result, now)
-            elif result.part is ClaimPart.FREE:
-                self._has_more = self._turns.claimed(request, result, now)
-                self._floors.looked(request.floors, request.below, request.queues, result, now)
-        self._has_more = self._has_more or has_more
+        self._has_more = self._planner.looked(request, results, len(claims), now)
         return lost, claims
 
     def _note_claim(self, thread: WorkerThread, claims: list[Claim], began: float) -> None:
@@ -237,7 +220,7 @@ class Leader:
         payload = sum([len(claim.data) for claim in claims])
         thread.waited_for_cpu()  # from here on
         self._waiter.after_claim(full=self._has_more)
-        self._prefetch.claimed(len(claims), began, ended, payload)
+        self._planner.prefetch.claimed(len(claims), began, ended, payload)
         if claims:
             failpoint(AFTER_CLAIM)
 
@@ -284,37 +267,6 @@ class Leader:
         self._telemetry.claim_failed(thread.slot)
         return True
 
-    def _want(self, now: float, room: int) -> ClaimRequest:
-        floors = self._floors.for_claim(now)
-        domains = self._turns.for_claim(now, all_domains=not floors)
-        types = [name for domain in domains for name in self._types[domain]]
-        all_quick = {name for name in types if self._handled_types.is_quick(name)}
-        limited, types = self._limited_types.split(types)
-        quick = [name for name in types if name in all_quick]
-        bytes_ = self._claim_bytes - self._in_flight.prefetched_bytes
-        if bytes_ <= 0:
-            room = 0  # until a thread has started some of it
-        free = min(max(1, self._queue.threads - self._in_flight.unfinished_count), room)
-        ahead = min(self._prefetch.prefetch(bytes_), room - free) if all_quick else 0
-        if len(all_quick) == len(types) + len(limited):
-            free, ahead = free + ahead, 0
-        if quick != [name for name in types if name in self._quick]:
-            self._quick_floors, self._quick = Floors(), self._quick.difference(types).union(quick)
-        request = ClaimRequest(
-            free=free,
-            prefetch=ahead,
-            domains=domains,
-            types=types,
-            quick_types=quick,
-            floors=floors,
-            bytes=bytes_,
-            below=self._floors.below(now) and self._turns.reads_all(domains),
-            quick_floors=self._quick_floors.for_claim(now),
-        )
-        if limited:
-            return self._limited_types.request(limited, all_quick, request, now)
-        return request
-
     def _wait_for_work(self, thread: WorkerThread) -> None:
         """Outcomes of this worker that end the wait are settled, and the leader waits on."""
         waits = True
@@ -325,7 +277,7 @@ class Leader:
             thread.slot.enter(Phase.RESTING, time.monotonic_ns(), 0)
             source = self._waiter.wait_for_work(
                 busy=lambda: bool(self._unsettled or self._batches.due) or self.stopping.is_set(),
-                until=min(self._floors.look_again_at, self._limited_types.look_again_at),
+                until=self._planner.look_again_at,
             )
             if source is not None:
                 thread.slot.counters.add(source)

@@ -1,0 +1,85 @@
+"""What the next claim asks for: of which domains and types, beginning at which ids, how many
+commands for free threads, and how many ahead of them."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from cmdbus.worker.claims.claim import ClaimPart, ClaimRequest, ClaimResult
+from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.claims.floors import Floors
+from cmdbus.worker.claims.turns import Turns
+from cmdbus.worker.pipeline.handled_types import HandledTypes
+from cmdbus.worker.pipeline.limited_types import LimitedTypes
+from cmdbus.worker.pipeline.prefetch_policy import PrefetchPolicy
+
+
+class ClaimPlanner:
+    """Used by the thread that leads."""
+
+    def __init__(
+        self, statements: ClaimStatements, domains: Sequence[str], handled_types: HandledTypes
+    ) -> None:
+        self._handled_types = handled_types
+        #: The command types of each domain.
+        self._types = defaultdict[str, list[str]](list)
+        for name in statements.types:
+            self._types[name.split(" ")[0]].append(name)
+        self.limited_types = LimitedTypes(statements)
+        self.prefetch = PrefetchPolicy()
+        self._turns = Turns(domains)
+        self._floors = Floors()
+        #: The types that are claimed ahead, and their floors, which begin again with other types.
+        self._quick, self._quick_floors = set[str](), Floors()
+
+    def request(self, now: float, *, free: int, room: int, bytes_: int) -> ClaimRequest:
+        """`free`: the number of threads that have nothing to run. The board can show `room` claims
+        more. `bytes_`: what payloads may be claimed, negative if there are more than that."""
+        floors = self._floors.for_claim(now)
+        domains = self._turns.for_claim(now, all_domains=not floors)
+        types = [name for domain in domains for name in self._types[domain]]
+        all_quick = {name for name in types if self._handled_types.is_quick(name)}
+        limited, types = self.limited_types.split(types)
+        quick = [name for name in types if name in all_quick]
+        if bytes_ <= 0:
+            room = 0  # until a thread has started some of it
+        free = min(max(1, free), room)
+        ahead = min(self.prefetch.prefetch(bytes_), room - free) if all_quick else 0
+        if len(all_quick) == len(types) + len(limited):
+            free, ahead = free + ahead, 0
+        if quick != [name for name in types if name in self._quick]:
+            self._quick_floors, self._quick = Floors(), self._quick.difference(types).union(quick)
+        request = ClaimRequest(
+            free=free,
+            prefetch=ahead,
+            domains=domains,
+            types=types,
+            quick_types=quick,
+            floors=floors,
+            bytes=bytes_,
+            below=self._floors.below(now) and self._turns.reads_all(domains),
+            quick_floors=self._quick_floors.for_claim(now),
+        )
+        if limited:
+            return self.limited_types.request(limited, all_quick, request, now)
+        return request
+
+    def looked(
+        self, request: ClaimRequest, results: Sequence[ClaimResult], count: int, now: float
+    ) -> bool:
+        """Takes the results of a round trip, which claimed `count` commands; whether it may have
+        left something that it could have taken."""
+        has_more = count >= request.free
+        lanes_have_more = False
+        for result in results:
+            lanes_have_more = self.limited_types.looked(request, result, now) or lanes_have_more
+            if result.part is ClaimPart.PREFETCH:
+                self._quick_floors.looked(request.quick_floors, False, request.queues, result, now)
+            elif result.part is ClaimPart.FREE:
+                has_more = self._turns.claimed(request, result, now)
+                self._floors.looked(request.floors, request.below, request.queues, result, now)
+        return has_more or lanes_have_more
+
+    @property
+    def look_again_at(self) -> float:
+        """The monotonic time by which an empty claim must be followed by another; else infinite."""
+        return min(self._floors.look_again_at, self.limited_types.look_again_at)
