@@ -106,7 +106,7 @@ def play(dsn: str, connection: psycopg.Connection, seconds: float, keys: int) ->
             )
 
     def change(operator: psycopg.Connection) -> None:
-            operator.execute(
+        operator.execute(
             "SELECT cmdbus.set_limit('payments Debit', '{fair}', 'ann', 'r', p_fair => %s)",
             (random.random() < 0.5,),
         )

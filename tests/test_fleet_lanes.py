@@ -1,0 +1,59 @@
+"""Places and rates in fleets whose processes are killed while they have them."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import psycopg
+import pytest
+from eventually import eventually
+from fleet import Fleet, kill, supervised
+from lane_claimer import Limit, declare
+from queries import scalar
+from test_fleet_wake import is_at_rest
+
+from cmdbus.clock import time
+
+pytestmark = pytest.mark.fleet(procs=2, threads=2, poll_interval=600)
+
+STARTS = """
+    SELECT extract(epoch FROM claimed_at)::float8 FROM cmdbus.finished
+    WHERE type = 'Noop' ORDER BY claimed_at"""
+
+
+@pytest.fixture
+def other(fleet: Fleet) -> Iterator[Fleet]:
+    """A second node, with the same options."""
+    options = {**fleet.options, "name": "b"}
+    with supervised(fleet.dsn, fleet.place, alone=False, **options) as other:
+        yield other
+
+
+def test_a_place_of_a_killed_process_is_free_as_soon_as_it_is_rescued(
+    fleet: Fleet, connection: psycopg.Connection
+) -> None:
+    """And its command waits for a place again, behind the others."""
+    declare(connection, Limit("both", concurrency=1, covers=("shop Gate", "shop Noop")))
+    gates = fleet.start_gates(1)
+    noops = fleet.send("Noop")
+    waiting = "SELECT count(*) FROM cmdbus.lane WHERE waits_for = 'both'"
+    eventually(lambda: scalar(connection, waiting) == 1)
+    began = time.monotonic()
+    kill(fleet.executing("Gate"))
+    fleet.await_completed(noops)
+    assert time.monotonic() - began < 10, "long before its lease ends"
+    fleet.open_gate()
+    fleet.await_completed(gates)
+
+
+def test_a_rate_goes_on_at_its_times_if_a_node_is_killed(
+    fleet: Fleet, other: Fleet, connection: psycopg.Connection
+) -> None:
+    declare(connection, Limit("shop Noop", starts_per_second=0.5, burst=1))
+    eventually(lambda: is_at_rest(fleet) and is_at_rest(other))
+    noops = fleet.send("Noop", 4)
+    fleet.await_completed(noops[:1])
+    kill([fleet.pid, *fleet.living()])
+    other.await_completed(noops)
+    starts = [start for (start,) in connection.execute(STARTS.encode())]
+    pauses = [later - earlier for earlier, later in pairwise(starts)]
+    assert all(1.99 <= pause < 2.5 for pause in pauses), pauses
