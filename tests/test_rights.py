@@ -15,6 +15,7 @@ from roles import refused, role
 
 from cmdbus import CommandBus, QueueFullError, SchemaError, SendRequest
 from cmdbus.database.schema import install
+from cmdbus.database.statements import statement
 from cmdbus.errors import MissingRightError
 
 SENDERS = [
@@ -135,6 +136,21 @@ def test_a_role_has_these_rights_and_no_others(dsn: str, kind: str) -> None:
     assert {privilege: sorted(names) for privilege, names in found.items()} == {
         privilege: sorted(names) for privilege, names in RIGHTS[kind].items()
     }
+
+
+def test_the_check_before_a_start_finds_each_right_that_a_worker_lacks(dsn: str) -> None:
+    with role(dsn, "worker") as connection:
+        rows = connection.execute("SELECT current_user").fetchall()
+        connection.execute("RESET ROLE")
+        for objects in ("TABLES", "SEQUENCES"):
+            revoke = f"REVOKE ALL ON ALL {objects} IN SCHEMA cmdbus FROM {rows[0][0]}"
+            connection.execute(revoke.encode())
+        connection.execute(f"SET ROLE {rows[0][0]}".encode())
+        missing = connection.execute(statement("read_missing_rights", "cmdbus")).fetchall()
+    rights = RIGHTS["worker"].items()
+    assert sorted(missing) == sorted(
+        (f"{privilege} on {name}",) for privilege, names in rights for name in names
+    )
 
 
 def test_no_role_may_make_operators_for_the_types_of_the_schema(dsn: str) -> None:

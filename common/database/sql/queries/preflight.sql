@@ -28,7 +28,8 @@ WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
             ('{limit_in_force,limited_type,limit_declared,limit_set,limits}', '{SELECT}'),
             ('{ready_id_seq,scheduled_id_seq,event_id_seq,domain_event_id_seq,tally_id_seq}',
              '{SELECT}'),
-            ('{armed,alarm,patience,longer_patience}', '{SELECT,UPDATE}')) v (tables, privileges)
+            ('{armed,alarm,patience,longer_patience,turn_id_seq}', '{SELECT,UPDATE}')
+        ) v (tables, privileges)
     )
 SELECT 'USAGE on the schema' FROM home WHERE NOT has_schema_privilege(oid, 'USAGE')
 UNION ALL
