@@ -4,7 +4,7 @@
 import difflib
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TypeVar
 from uuid import UUID
@@ -71,6 +71,15 @@ def check_seconds(what: str, value: float) -> float:
     if value > MAX_SECONDS:
         raise ValueError(f"{what} must be at most {MAX_SECONDS} seconds, not {shown(value)}")
     return float(value)
+
+
+def seconds_of(value: object) -> float | None:
+    """Of a number or a timedelta; None for anything else."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value
 
 
 def check_flag(what: str, value: object) -> bool:

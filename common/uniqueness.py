@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import NamedTuple
 
-from cmdbus.checks import MAX_SECONDS, check_key, shown
+from cmdbus.checks import MAX_SECONDS, check_key, seconds_of, shown
 
 ON_CONFLICT = REJECT, EXISTING, REPLACE = "reject", "existing", "replace"
 UNTIL = FINISHED, STARTED = "finished", "started"
@@ -36,12 +36,8 @@ def check_unique(
 def _check_until(until: str | float | timedelta) -> str:
     if isinstance(until, str) and until in UNTIL:
         return until
-    seconds = until.total_seconds() if isinstance(until, timedelta) else until
-    if (
-        isinstance(seconds, str | bool)
-        or not isinstance(seconds, int | float)
-        or not _MIN_SECONDS <= seconds <= MAX_SECONDS  # NaN neither
-    ):
+    seconds = seconds_of(until)
+    if seconds is None or not _MIN_SECONDS <= seconds <= MAX_SECONDS:  # NaN neither
         raise ValueError(
             f"unique_until must be 'finished', 'started', or from {_MIN_SECONDS} to {MAX_SECONDS} "
             f"seconds (or a timedelta), not {shown(until)}"

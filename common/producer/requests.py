@@ -13,6 +13,7 @@ from cmdbus.checks import (
     check_name,
     check_text,
     check_whole,
+    seconds_of,
     shown,
 )
 from cmdbus.data import CEILING_BYTES, encode
@@ -164,8 +165,8 @@ def check_delay(delay: float | timedelta | None, run_at: datetime | None) -> flo
         return None
     if run_at is not None:
         raise ValueError("delay and run_at say the same thing: give one of them")
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+    seconds = seconds_of(delay)
+    if seconds is None:
         raise ValueError(f"delay must be seconds or a timedelta, not {shown(delay)}")
     if not 0 <= seconds <= MAX_DELAY.total_seconds():  # NaN neither
         raise ValueError(
@@ -189,8 +190,8 @@ def check_expires(
         if time is not None and due is not None and time <= due:
             raise ValueError(EXPIRES_EARLY)
         return time
-    seconds = expires.total_seconds() if isinstance(expires, timedelta) else expires
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+    seconds = seconds_of(expires)
+    if seconds is None:
         raise ValueError(
             f"expires must be seconds, a timedelta or an aware datetime, not {shown(expires)}"
         )
