@@ -134,7 +134,12 @@ SABOTAGES = {
         }
     },
     # A lane has as many places as if none were taken.
-    "places": {"measure_lanes": {"f.concurrency - c.running": "f.concurrency"}},
+    "places": {
+        "measure_lanes": {
+            "f.concurrency - c.running": "f.concurrency",
+            "c.running > 0 OR h.held": "h.held",
+        }
+    },
     # Who ends does not say that a place is free.
     "turns": {
         "complete": {"IF lanes IS NOT NULL": "IF false"},

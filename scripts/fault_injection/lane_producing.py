@@ -3,6 +3,7 @@ them, and decides about ordered commands that stand in the way of others."""
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from cmdbus import CommandBus, InvalidOperationError, SendRequest
@@ -14,7 +15,7 @@ from fault_injection.lane_drawing import draw_limited
 from fault_injection.lanes import LANES, TYPES
 from fault_injection.steering import UNSURE, Operator
 
-_MAX_TOGETHER = 6
+_MAX_TOGETHER, _OF_ONE_KEY = 8, 0.7
 _IN_TRANSACTION = 0.2
 #: Share of calls whose commands expire, and seconds until then.
 _EXPIRING, _EXPIRES_S = 0.15, (0.1, 4.0)
@@ -36,11 +37,13 @@ class LaneProducer:
         """One command, or some in one call or in a transaction. Returns one that was sent."""
         dice = self._dice
         name = dice.choice([*TYPES])
-        count = dice.choice((1, 1, 1, dice.randint(2, _MAX_TOGETHER)))
+        count = dice.choice((1, 1, dice.randint(2, _MAX_TOGETHER)))
         expires = round(dice.uniform(*_EXPIRES_S), 2) if dice.random() < _EXPIRING else None
         requests = [
             draw_limited(dice, self._drawing, call, index, name, expires) for index in range(count)
         ]
+        if dice.random() < _OF_ONE_KEY:
+            requests = [replace(request, key=requests[0].key) for request in requests]
         within = dice.random() < _IN_TRANSACTION
         self._journal.write("invoke", call, way="lane", count=count)
         try:
