@@ -15,7 +15,7 @@ from queries import await_lock_waits
 from cmdbus import CommandBus, QueueFullError, SendRequest, ShutdownError
 from cmdbus.errors import CmdbusError
 from cmdbus.producer.ids import new_call
-from cmdbus.producer.requests import Limits, Outgoing
+from cmdbus.producer.requests import Outgoing, SendRules
 from cmdbus.producer.sending import SendAttempt, Sender
 from cmdbus.producer.store import Store
 
@@ -89,7 +89,7 @@ BACKSLASH_SPACE = "\\ "
 def outgoing(own: UUID | None = None) -> Outgoing:
     """With an id of the bus if it brings none of its own."""
     spare = UUID(int=uuid4().int & ~(0xFF << 72) | 0x8C << 72)
-    return Limits.of(None, 1000).check(SendRequest("payments", "Debit", command_id=own), spare)
+    return SendRules.of(None, 1000).check(SendRequest("payments", "Debit", command_id=own), spare)
 
 
 def refusals(

@@ -21,7 +21,7 @@ from cmdbus import (
     Status,
 )
 from cmdbus.producer.ids import new_call, new_id
-from cmdbus.producer.requests import Limits, Outgoing
+from cmdbus.producer.requests import Outgoing, SendRules
 from cmdbus.producer.sending import BulkSend, SendAttempt, Sender
 from cmdbus.producer.store import Store
 
@@ -179,7 +179,7 @@ def test_a_call_learns_that_its_command_was_replaced(dsn: str) -> None:
 
 
 def outgoing(own: UUID | None, **more: Any) -> Outgoing:
-    return Limits.of(None, 1000).check(request(**{"command_id": own, **more}), new_id())
+    return SendRules.of(None, 1000).check(request(**{"command_id": own, **more}), new_id())
 
 
 def send(
@@ -298,7 +298,7 @@ def test_many_that_landed_are_not_sent_again(bus: CommandBus, dsn: str) -> None:
     """The repetition returns the ids that the first try has found."""
     there = bus.send("payments", "Debit", unique="b")
     bulk, call = BulkSend([existing("b"), request("a"), existing("c")]), new_call()
-    check = Limits.of(None, 1000).check
+    check = SendRules.of(None, 1000).check
     with psycopg.connect(dsn, autocommit=True) as connection:
         for again in (False, True, True):
             Sender(STORE).send_all(connection, bulk, check, SendAttempt(call, again))

@@ -16,9 +16,9 @@ from cmdbus.errors import (
 )
 from cmdbus.producer.depth import DepthAlarm, retry_after
 from cmdbus.producer.ids import new_ids
-from cmdbus.producer.requests import Limits
+from cmdbus.producer.requests import SendRules
 
-LIMITS = Limits.of(None, 1000)
+RULES = SendRules.of(None, 1000)
 SPARE = UUID(int=1)
 
 
@@ -97,7 +97,7 @@ def test_hostile_schema_names_are_refused(name: str) -> None:
 
 
 def test_a_request_gets_a_spare_id_the_normal_priority_and_its_own_correlation() -> None:
-    assert LIMITS.check(SendRequest("payments", "Debit"), SPARE) == (
+    assert RULES.check(SendRequest("payments", "Debit"), SPARE) == (
         "payments", "Debit", "null", SPARE, False, 5, None, None, SPARE, None, None, None,
         None, None, None, None, None,
     )  # fmt: skip
@@ -123,7 +123,7 @@ def test_what_a_request_brings_is_kept() -> None:
         60,
         at + timedelta(hours=1),
     )
-    assert LIMITS.check(request, SPARE) == (
+    assert RULES.check(request, SPARE) == (
         "payments", "Debit", "[1]", own, True, 0, None, at, correlation, "orders", 7, "tenant",
         at + timedelta(hours=1), None, "report", "replace", "60.000",
     )  # fmt: skip
@@ -133,29 +133,29 @@ def test_what_a_request_brings_is_kept() -> None:
     ("priority", "value"), [("high", 0), ("normal", 5), ("low", 10), (0, 0), (3, 3), (10, 10)]
 )
 def test_priorities_by_label_and_number(priority: str | int, value: int) -> None:
-    assert LIMITS.check(SendRequest("d", "t", priority=priority), SPARE).priority == value
+    assert RULES.check(SendRequest("d", "t", priority=priority), SPARE).priority == value
 
 
 @pytest.mark.parametrize("priority", ["urgent", "", -1, 11, 1.5, True, None])
 def test_an_unknown_priority_is_refused_with_the_known_ones(priority: str) -> None:
     sentence = "priority must be 'high', 'normal', 'low', or a whole number from 0"
     with pytest.raises(ValueError, match=sentence):
-        LIMITS.check(SendRequest("d", "t", priority=priority), SPARE)
+        RULES.check(SendRequest("d", "t", priority=priority), SPARE)
 
 
 def test_more_labels_can_be_named() -> None:
-    limits = Limits.of({"urgent": 1}, 1000)
-    assert limits.check(SendRequest("d", "t", priority="urgent"), SPARE).priority == 1
-    assert limits.check(SendRequest("d", "t", priority="low"), SPARE).priority == 10
+    rules = SendRules.of({"urgent": 1}, 1000)
+    assert rules.check(SendRequest("d", "t", priority="urgent"), SPARE).priority == 1
+    assert rules.check(SendRequest("d", "t", priority="low"), SPARE).priority == 10
     with pytest.raises(ValueError, match="priority must be"):
-        Limits.of({"urgent": 11}, 1000)
+        SendRules.of({"urgent": 11}, 1000)
 
 
 @pytest.mark.parametrize(
     ("delay", "seconds"), [(None, None), (0, 0), (1.5, 1.5), (timedelta(hours=1), 3600)]
 )
 def test_delays_in_seconds_or_timedeltas(delay: float | None, seconds: float | None) -> None:
-    assert LIMITS.check(SendRequest("d", "t", delay=delay), SPARE).delay == seconds
+    assert RULES.check(SendRequest("d", "t", delay=delay), SPARE).delay == seconds
 
 
 @pytest.mark.parametrize(
@@ -163,21 +163,21 @@ def test_delays_in_seconds_or_timedeltas(delay: float | None, seconds: float | N
 )
 def test_impossible_delays_are_refused(delay: float) -> None:
     with pytest.raises(ValueError, match="delay must be"):
-        LIMITS.check(SendRequest("d", "t", delay=delay), SPARE)
+        RULES.check(SendRequest("d", "t", delay=delay), SPARE)
 
 
 def test_delay_and_run_at_exclude_each_other_and_run_at_has_a_time_zone() -> None:
     now = datetime.now(UTC)
     with pytest.raises(ValueError, match="delay and run_at"):
-        LIMITS.check(SendRequest("d", "t", delay=1, run_at=now), SPARE)
+        RULES.check(SendRequest("d", "t", delay=1, run_at=now), SPARE)
     with pytest.raises(ValueError, match="run_at must be an aware datetime"):
-        LIMITS.check(SendRequest("d", "t", run_at=now.replace(tzinfo=None)), SPARE)
+        RULES.check(SendRequest("d", "t", run_at=now.replace(tzinfo=None)), SPARE)
 
 
 @pytest.mark.parametrize("what", ["command_id", "correlation_id"])
 def test_ids_are_uuids(what: str) -> None:
     with pytest.raises(ValueError, match=f"{what} must be a UUID, not 'seven'"):
-        LIMITS.check(SendRequest("d", "t", **{what: "seven"}), SPARE)  # type: ignore[arg-type]
+        RULES.check(SendRequest("d", "t", **{what: "seven"}), SPARE)  # type: ignore[arg-type]
 
 
 def test_ids_of_the_bus_are_distinct_grow_with_time_and_are_recognised() -> None:

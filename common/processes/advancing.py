@@ -19,7 +19,7 @@ from cmdbus.processes.managers import checked_result, load_state, step_of
 from cmdbus.processes.transition import Ended, Move, ProcessRow, Sent, Transition, duplicate
 from cmdbus.producer.ids import new_id
 from cmdbus.producer.process_records import ProcessStatus, state_data
-from cmdbus.producer.requests import Limits, Outgoing, SendRequest, expiry_of
+from cmdbus.producer.requests import Outgoing, SendRequest, SendRules, expiry_of
 from cmdbus.reply import Reply
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LIMITS = Limits.of(None, MAX_BYTES)
+_RULES = SendRules.of(None, MAX_BYTES)
 _MAX_ERROR, _MAX_TRACEBACK = 2_000, 10_000
 
 
@@ -274,7 +274,7 @@ class Process:
                     "its SendRequest has a unique key, by which a command could be refused that "
                     "the process awaits"
                 )
-            return _LIMITS.check(request, new_id())
+            return _RULES.check(request, new_id())
 
     def _asking(self, what: str) -> "_Asking":
         return _Asking(self, what)

@@ -32,7 +32,7 @@ from cmdbus.producer.records import (
     Status,
     check_status,
 )
-from cmdbus.producer.requests import Limits, Outgoing, SendRequest
+from cmdbus.producer.requests import Outgoing, SendRequest, SendRules
 from cmdbus.producer.send_hook import Hook, SendHook
 from cmdbus.producer.sending import BulkSend, SendAttempt, Sender
 from cmdbus.producer.steering import Steering, canceled_chunks
@@ -51,7 +51,7 @@ class BatchCreation:
         self,
         store: Store,
         sender: Sender,
-        limits: Limits,
+        rules: SendRules,
         source: Source,
         values: Mapping[str, object],
         after: Sequence[Outgoing | None],
@@ -59,7 +59,7 @@ class BatchCreation:
     ) -> None:
         """`after`: what is sent when the batch is complete, and when it is canceled."""
         self.batch_id = new_id()
-        self._store, self._sender, self._limits = store, sender, limits
+        self._store, self._sender, self._rules = store, sender, rules
         self._source, self._starts = source, starts
         on_complete, on_cancel = map(encoded, after)
         self._values = {**values, "on_complete": on_complete, "on_cancel": on_cancel}
@@ -79,7 +79,7 @@ class BatchCreation:
             for part in self._source.parts():
                 call = None if attempt.number is None else new_call()
                 bulk = BulkSend(part)
-                self._sender.write(connection, bulk, self._limits.check, call, self.batch_id)
+                self._sender.write(connection, bulk, self._rules.check, call, self.batch_id)
                 total += len(part)
             for process in self._starts:
                 admission = start(self._store, connection, process, self.batch_id)
@@ -100,12 +100,12 @@ class Batches(Steering):
     def __init__(
         self,
         connections: Connections,
-        limits: Limits,
+        rules: SendRules,
         store: Store,
         on_send: Hook | None,
     ) -> None:
-        super().__init__(connections, limits.priorities)
-        self._limits, self._on_send = limits, on_send and SendHook(on_send)
+        super().__init__(connections, rules.priorities)
+        self._rules, self._on_send = rules, on_send and SendHook(on_send)
         self._store, self._sender = store, Sender(store)
 
     def create_batch(
@@ -138,13 +138,13 @@ class Batches(Steering):
         values = {
             "domain": check_name("domain", domain),
             "name": check_text("name", name),
-            "data": encode(data, max_bytes=self._limits.max_bytes),
+            "data": encode(data, max_bytes=self._rules.max_bytes),
         }
         after = self._after(on_complete), self._after(on_cancel)
         source = Source(requests, self._seen)
-        starts = starts_of(processes, self._limits.max_bytes)
+        starts = starts_of(processes, self._rules.max_bytes)
         creation = BatchCreation(
-            self._store, self._sender, self._limits, source, values, after, starts
+            self._store, self._sender, self._rules, source, values, after, starts
         )
         self._run(connection, creation.write)
         return creation.batch_id
@@ -285,7 +285,7 @@ class Batches(Steering):
             raise ValueError(
                 f"on_complete and on_cancel must be SendRequests, not {type(request).__name__}"
             )
-        command = self._limits.check(self._seen(request), new_id())
+        command = self._rules.check(self._seen(request), new_id())
         if command.unique_key is not None:
             raise ValueError(
                 "on_complete and on_cancel take no unique key: what a batch sends at its end is "

@@ -37,7 +37,7 @@ from cmdbus.producer.records import (
     domains_of,
 )
 from cmdbus.producer.replies import Readers, Replies
-from cmdbus.producer.requests import Limits, SendRequest, check_command, check_conditions
+from cmdbus.producer.requests import SendRequest, SendRules, check_command, check_conditions
 from cmdbus.producer.send_hook import Hook
 from cmdbus.producer.sending import BulkSend
 from cmdbus.producer.store import Store
@@ -89,8 +89,8 @@ class CommandBus(Batches, Processes, Explaining):
         behind a pooler that gives each transaction to another session; with a `dsn` such a
         pooler is recognised. `purge_allowed` is for tests; see `purge`.
         """
-        limits, store = Limits.of(priorities, max_bytes), Store(schema, prepare=prepare)
-        super().__init__(Connections(dsn, pool, store), limits, store, on_send)
+        rules, store = SendRules.of(priorities, max_bytes), Store(schema, prepare=prepare)
+        super().__init__(Connections(dsn, pool, store), rules, store, on_send)
         self._purge_allowed = purge_allowed
         self._troubleshooting = Troubleshooting(self._connections, max_bytes)
         self._limit_operations = LimitOperations(self._connections)
@@ -144,7 +144,7 @@ class CommandBus(Batches, Processes, Explaining):
         request = SendRequest(domain, type, data, command_id, *options, *more)
         if self._on_send is not None:
             request = self._seen(request)
-        command = self._limits.check(request, new_id())
+        command = self._rules.check(request, new_id())
         return self._run(connection, lambda c, attempt: self._sender.send(c, command, attempt))
 
     def send_many(
@@ -157,7 +157,7 @@ class CommandBus(Batches, Processes, Explaining):
             seen = map(self._seen, seen)
         bulk = BulkSend(list(seen))
         if bulk.requests:
-            check = self._limits.check
+            check = self._rules.check
             self._run(connection, lambda c, attempt: self._sender.send_all(c, bulk, check, attempt))
         return bulk.ids
 
@@ -187,7 +187,7 @@ class CommandBus(Batches, Processes, Explaining):
         request = SendRequest(domain, type, data, None, *options, expires=expires)
         if self._on_send is not None:
             request = self._seen(request)
-        command = self._limits.check(request, new_id())
+        command = self._rules.check(request, new_id())
         if command.own or command.on_conflict == EXISTING:
             raise ValueError(
                 "on_send gave a called command an id or on_conflict='existing': a call sends a "

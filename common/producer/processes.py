@@ -13,7 +13,7 @@ from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.process_records import ProcessRecord, ProcessStatus, ProcessStep
 from cmdbus.producer.process_starts import ProcessRequest, ProcessStart, start
 from cmdbus.producer.records import AuditEvent, check_status
-from cmdbus.producer.requests import Limits, check_conditions
+from cmdbus.producer.requests import SendRules, check_conditions
 from cmdbus.producer.sending import SendAttempt, Sender
 from cmdbus.producer.store import Store
 
@@ -22,7 +22,7 @@ class Processes:
     """The methods of CommandBus for processes."""
 
     _connections: Connections
-    _limits: Limits
+    _rules: SendRules
     _sender: Sender
     _store: Store
 
@@ -52,7 +52,7 @@ class Processes:
         BatchNotFoundError for an unknown batch; QueueFullError and ShutdownError as `send` does.
         """
         request = ProcessRequest(domain, type, state, process_id, version)
-        process = ProcessStart.of(request, self._limits.max_bytes)
+        process = ProcessStart.of(request, self._rules.max_bytes)
         batch = None if batch_id is None else check_id("batch_id", batch_id)
         admission = self._connections.use(
             connection,
@@ -172,7 +172,7 @@ class Processes:
         id_ = check_id("process_id", process_id)
         values = {
             "process_id": id_,
-            "data": encode(signal, what="signal", max_bytes=self._limits.max_bytes),
+            "data": encode(signal, what="signal", max_bytes=self._rules.max_bytes),
             "signal_id": new_id(),
         }
         number = None if connection is not None else new_call()

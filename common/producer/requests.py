@@ -98,14 +98,14 @@ class Outgoing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a bus takes."""
+class SendRules:
+    """What a bus takes: labels of priorities, and payloads up to a size."""
 
     priorities: Mapping[str, int]
     max_bytes: int
 
     @classmethod
-    def of(cls, priorities: Mapping[str, int] | None, max_bytes: int) -> "Limits":
+    def of(cls, priorities: Mapping[str, int] | None, max_bytes: int) -> "SendRules":
         own = {}
         for label, value in (priorities or {}).items():
             if not isinstance(label, str):

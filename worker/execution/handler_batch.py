@@ -8,12 +8,12 @@ from cmdbus.checks import check_iterable
 from cmdbus.data import MAX_BYTES
 from cmdbus.database.executor import Executor
 from cmdbus.producer.batch_requests import check_joined
-from cmdbus.producer.requests import Limits, SendRequest
+from cmdbus.producer.requests import SendRequest, SendRules
 from cmdbus.producer.sending import BulkSend, Sender
 from cmdbus.producer.store import Store
 from cmdbus.worker.claims.claim import Connection
 
-_LIMITS = Limits.of(None, MAX_BYTES)
+_RULES = SendRules.of(None, MAX_BYTES)
 
 
 class HandlerBatch:
@@ -42,7 +42,7 @@ class HandlerBatch:
             )
             check_joined(self.batch_id, refusal, "commands")
             sender = _sender(self._statements.schema)
-            sender.write(connection, bulk, _LIMITS.check, None, self.batch_id)
+            sender.write(connection, bulk, _RULES.check, None, self.batch_id)
         return bulk.ids
 
 
