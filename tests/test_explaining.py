@@ -22,7 +22,7 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SOON = datetime(2026, 3, 1, 12, 0, 30, 999_999, tzinfo=UTC)
 AGO = datetime(2026, 3, 1, 11, 59, 30, tzinfo=UTC)
 READY = Facts(
-    place="ready",
+    source="ready",
     type="Debit",
     status="PENDING",
     error_code=None,
@@ -43,7 +43,7 @@ READY = Facts(
 
 
 @pytest.mark.parametrize(
-    ("place", "changes", "expected"),
+    ("source", "changes", "expected"),
     [
         (
             "finished",
@@ -132,9 +132,9 @@ READY = Facts(
     ],
 )
 def test_a_sentence_names_all_that_keeps_a_command_from_running(
-    place: str, changes: dict[str, Any], expected: str
+    source: str, changes: dict[str, Any], expected: str
 ) -> None:
-    assert sentence("payments", READY._replace(place=place, **changes)) == expected
+    assert sentence("payments", READY._replace(source=source, **changes)) == expected
 
 
 def node(connection: psycopg.Connection, *types: str, lives: bool = True) -> None:

@@ -276,7 +276,7 @@ def test_many_keys_are_taken_in_one_call(connection: psycopg.Connection) -> None
     first = send(connection, "b")
     ids = [uuid4() for _ in range(3)]
     refused = connection.execute(
-        "SELECT place, holder FROM cmdbus.take_unique_keys(%s, %s, %s, %s, %s)",
+        "SELECT nth, holder FROM cmdbus.take_unique_keys(%s, %s, %s, %s, %s)",
         (["payments"] * 3, ["c", "b", "a"], ids, ["reject"] * 3, ["finished", "started", "60"]),
     ).fetchall()
     assert refused == [(2, first)]

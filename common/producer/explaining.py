@@ -21,7 +21,7 @@ class Facts(NamedTuple):
     """What is known about a command; see explain in the schema."""
 
     #: The table.
-    place: str
+    source: str
     type: str
     status: str
     error_code: str | None
@@ -59,7 +59,7 @@ class ReachedLimit(NamedTuple):
     commands: Sequence[UUID] | None
     number: int | None
     #: The table of the command that holds an ordered lane, and when it is due.
-    place: str | None
+    source: str | None
     at: datetime | None
 
 
@@ -83,7 +83,7 @@ class Explaining:
             raise CommandNotFoundError(domain, check_id("command_id", command_id))
         facts = Facts._make(rows[0])
         limits = []
-        if facts.place == "limited":
+        if facts.source == "limited":
             found = self._connections.rows(connection, "explain_limits", "monitor", **values)
             limits = [ReachedLimit._make(row) for row in found]
         return sentence(domain, facts, limits)
@@ -91,9 +91,9 @@ class Explaining:
 
 def sentence(domain: str, facts: Facts, limits: Sequence[ReachedLimit] = ()) -> str:
     code = f" ({facts.error_code})" if facts.error_code else ""
-    if facts.place == "finished":
+    if facts.source == "finished":
         return f"It is {facts.status}{code} since {_time(facts.ended_at)}."
-    if facts.place == "troubleshooting":
+    if facts.source == "troubleshooting":
         return (
             f"It waits for an operator in the troubleshooting queue{code} since "
             f"{_time(facts.ended_at)}: cmdbus tsq retries, cancels or completes it."
@@ -112,12 +112,12 @@ def sentence(domain: str, facts: Facts, limits: Sequence[ReachedLimit] = ()) -> 
 
 def _reasons(domain: str, facts: Facts, limits: Sequence[ReachedLimit]) -> Iterator[str]:
     """At least one."""
-    if facts.place == "scheduled":
+    if facts.source == "scheduled":
         yield _due(facts)
     cannot = list(_hindrances(domain, facts))
     cannot += [_reached(limit) for limit in limits if limit.kind != "ahead" or limit.number]
     yield from cannot
-    if facts.place != "scheduled" and not cannot:
+    if facts.source != "scheduled" and not cannot:
         yield _turn(facts)
 
 
@@ -135,7 +135,7 @@ def _hindrances(domain: str, facts: Facts) -> Iterator[str]:
         yield "no node is alive"
     elif not facts.handlers:
         yield f"no living node handles {domain}/{facts.type}"
-    elif facts.place == "ready" and facts.losses >= SUSPECT_LOSSES:
+    elif facts.source == "ready" and facts.losses >= SUSPECT_LOSSES:
         lost = count_of(facts.losses, "process", "es")
         yield f"it runs next in a process of its own, because {lost} ended while it ran"
 
@@ -145,9 +145,9 @@ def _reached(limit: ReachedLimit) -> str:
     match limit.kind:
         case "order":
             [holder] = limit.commands or []
-            if limit.place == "scheduled":
+            if limit.source == "scheduled":
                 state = f"is due again at {_time(limit.at)}"
-            elif limit.place == "troubleshooting":
+            elif limit.source == "troubleshooting":
                 state = "waits in the troubleshooting queue"
             else:
                 state = "is in progress"

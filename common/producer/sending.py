@@ -74,7 +74,7 @@ class BulkSend:
         if len(set(self.brought)) < len(self.brought):
             (domain, command_id), _ = Counter(self.brought).most_common(1)[0]
             raise DuplicateCommandError(domain, [command_id], in_one_call=True)
-        #: By position: how a command is unique, and the one that was there instead of it.
+        #: By index: how a command is unique, and the one that was there instead of it.
         self.uniques: dict[int, Unique] = {}
         self.existing: dict[int, UUID] = {}
         if "unique_key" in self.seldom:
@@ -83,8 +83,8 @@ class BulkSend:
     @property
     def ids(self) -> list[UUID]:
         ids = [command_id for _, command_id in self.sent]
-        for place, command_id in self.existing.items():
-            ids[place] = command_id
+        for index, command_id in self.existing.items():
+            ids[index] = command_id
         return ids
 
     @property
@@ -92,14 +92,14 @@ class BulkSend:
         """Those for which there was no other command."""
         if not self.existing:
             return self
-        rest = [place for place in range(len(self.sent)) if place not in self.existing]
+        rest = [i for i in range(len(self.sent)) if i not in self.existing]
         return BulkSend([self.requests[i] for i in rest], [self.sent[i][1] for i in rest])
 
     def _find_uniques(self) -> None:
-        for place, request in enumerate(self.requests):
+        for index, request in enumerate(self.requests):
             if request.unique is not None:
                 unique = request.unique, request.on_conflict, request.unique_until
-                self.uniques[place] = check_unique(*unique)
+                self.uniques[index] = check_unique(*unique)
         keys = Counter((self.sent[i][0], unique.unique_key) for i, unique in self.uniques.items())
         [((domain, key), times)] = keys.most_common(1)
         if times > 1:
@@ -263,14 +263,14 @@ class Sender:
 
     def _take_unique_keys(self, connection: Connection, bulk: BulkSend, is_batch: bool) -> None:
         """For all or none. Finds out which commands there are instead of new ones."""
-        places = list(bulk.uniques)
+        indexes = list(bulk.uniques)
         keys, conflicts, until = map(list, zip(*bulk.uniques.values(), strict=True))
         if is_batch and set(conflicts) != {REJECT}:
             raise ValueError(
                 "a command of a batch takes no on_conflict but 'reject': the batch counts each of "
                 "its commands as one of its own"
             )
-        domains, ids = map(list, zip(*(bulk.sent[place] for place in places), strict=True))
+        domains, ids = map(list, zip(*(bulk.sent[i] for i in indexes), strict=True))
         held = self._store.rows(
             connection,
             "take_unique_keys",
@@ -280,7 +280,7 @@ class Sender:
             on_conflict=conflicts,
             unique_until=until,
         )
-        holders = {places[n - 1]: holder for n, holder in held}
+        holders = {indexes[position - 1]: holder for position, holder in held}
         refused = [i for i in holders if bulk.uniques[i].on_conflict != EXISTING]
         if refused:
             domain, unique = bulk.sent[refused[0]][0], bulk.uniques[refused[0]].unique_key

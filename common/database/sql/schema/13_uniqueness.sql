@@ -139,7 +139,7 @@ $$;
 CREATE FUNCTION {schema}.take_unique_keys(
     p_domains text[], p_unique_keys text[], p_command_ids uuid[], p_on_conflict text[],
     p_unique_until text[]
-) RETURNS TABLE (place bigint, holder uuid)
+) RETURNS TABLE (nth bigint, holder uuid)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
@@ -148,14 +148,14 @@ BEGIN
     FOR request IN
         SELECT * FROM unnest(
             p_domains, p_unique_keys, p_command_ids, p_on_conflict, p_unique_until)
-            WITH ORDINALITY r (domain, unique_key, command_id, on_conflict, until, place)
+            WITH ORDINALITY r (domain, unique_key, command_id, on_conflict, until, nth)
         ORDER BY r.domain COLLATE "C", r.unique_key COLLATE "C"
     LOOP
         holder := {schema}.take_unique(
             request.domain, request.unique_key, request.command_id, request.on_conflict,
             request.until);
         IF holder IS NOT NULL THEN
-            place := request.place;
+            nth := request.nth;
             RETURN NEXT;
         END IF;
     END LOOP;

@@ -1,12 +1,13 @@
 -- Why a command does not run now.
 
--- What is known about a command, wherever it is; no row if it is unknown. nodes and handlers count
--- the nodes that live, and those of them with a handler of its type; ahead counts the commands of
--- these nodes' types that are claimed before it, among the first p_count that wait, and is NULL for
--- one that is not in ready. No payload or message, which monitors may not see.
+-- What is known about a command, wherever it is; no row if it is unknown. source is its table;
+-- nodes and handlers count the nodes that live, and those of them with a handler of its type; ahead
+-- counts the commands of these nodes' types that are claimed before it, among the first p_count
+-- that wait, and is NULL for one that is not in ready. No payload or message, which monitors may
+-- not see.
 CREATE FUNCTION {schema}.explain(
     p_domain text, p_command_id uuid, p_count integer,
-    OUT place text, OUT type text, OUT status text, OUT error_code text, OUT attempts integer,
+    OUT source text, OUT type text, OUT status text, OUT error_code text, OUT attempts integer,
     OUT losses integer, OUT worker text, OUT claimed_at timestamptz, OUT due_at timestamptz,
     OUT ended_at timestamptz, OUT expires_at timestamptz, OUT present timestamptz,
     OUT paused boolean, OUT nodes bigint, OUT handlers bigint, OUT ahead bigint, OUT many boolean
@@ -21,7 +22,7 @@ BEGIN
     -- One statement: a row on its way between two tables is seen in one of them.
     SELECT f.* INTO own
     FROM (
-        SELECT 'ready' AS place, r.type::text AS type,
+        SELECT 'ready' AS source, r.type::text AS type,
             CASE WHEN {schema}.is_waiting(r.claimer, r.lease_until) THEN 'PENDING'
                  ELSE 'IN_PROGRESS' END AS status,
             r.error_code, r.attempts, r.losses + (r.claimer IS NOT NULL)::integer AS losses,
@@ -59,7 +60,7 @@ BEGIN
     SELECT count(*), count(*) FILTER (WHERE (p_domain || ' ' || own.type) = ANY (l.types))
     INTO nodes, handlers
     FROM {schema}.living_nodes() l;
-    IF own.place = 'ready' AND own.status = 'PENDING' THEN
+    IF own.source = 'ready' AND own.status = 'PENDING' THEN
         SELECT array_agg(DISTINCT t.name) INTO handled
         FROM {schema}.living_nodes() l, unnest(l.types) t (name);
         SELECT count(*) FILTER (WHERE (p_domain || ' ' || b.type) = ANY (handled)),
@@ -73,11 +74,11 @@ BEGIN
             LIMIT p_count
         ) b;
     END IF;
-    SELECT own.place, own.type, own.status, own.error_code, own.attempts, own.losses,
+    SELECT own.source, own.type, own.status, own.error_code, own.attempts, own.losses,
         (SELECT i.worker FROM {schema}.incarnation i WHERE i.id = own.claimer), own.claimed_at,
         {schema}.finite(own.due_at), own.ended_at, own.expires_at, clock_timestamp(),
         EXISTS (SELECT FROM {schema}.domain d WHERE d.name = p_domain AND d.paused)
-    INTO place, type, status, error_code, attempts, losses, worker, claimed_at, due_at, ended_at,
+    INTO source, type, status, error_code, attempts, losses, worker, claimed_at, due_at, ended_at,
         expires_at, present, paused;
     RETURN NEXT;
 END
@@ -86,13 +87,13 @@ $$;
 -- Which limits a command waits at, if it waits in limited (keyed: with a key): one row for each
 -- that is reached. Their kind is 'order', 'places' or 'rate', name is that of the limit. most is
 -- how many may run at once, on each node with per_node; commands are up to five of those that run,
--- and number is how many do, up to p_count. An ordered lane has one, in the table place. at is when
+-- and number is how many do, up to p_count. An ordered lane has one, in the table source. at is when
 -- a rate lets the next one start, or that one is due. The last row, of kind 'ahead', has the number
 -- of those that wait before it.
 CREATE FUNCTION {schema}.explain_limits(p_domain text, p_command_id uuid, p_count integer)
 RETURNS TABLE (
     kind text, name text, shared boolean, keyed boolean, most integer, per_node boolean,
-    commands uuid[], number bigint, place text, at timestamptz
+    commands uuid[], number bigint, source text, at timestamptz
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -119,7 +120,7 @@ BEGIN
     IF FOUND AND limit_of.ordered THEN
         RETURN QUERY
         SELECT 'order', limit_of.name, false, own.key <> '', 1, false, ARRAY[h.command_id],
-            1::bigint, h.place, h.due_at
+            1::bigint, h.source, h.due_at
         FROM {schema}.lane_holder(p_domain, own.type, own.key, limit_of.on_trouble = 'block') h;
     ELSIF FOUND THEN
         RETURN QUERY
@@ -164,7 +165,7 @@ $$;
 
 -- The command that holds an ordered lane, and when it is due if it waits for a retry.
 CREATE FUNCTION {schema}.lane_holder(p_domain text, p_type text, p_key text, p_blocks boolean)
-RETURNS TABLE (command_id uuid, place text, due_at timestamptz)
+RETURNS TABLE (command_id uuid, source text, due_at timestamptz)
 LANGUAGE sql STABLE
 AS $$
     SELECT r.command_id, 'ready', NULL::timestamptz FROM {schema}.ready r
