@@ -31,6 +31,8 @@ _LIMITS = [
     LimitChange(at=1.0, name="lanes Rated", starts_per_second=20.0, burst=5),
     LimitChange(at=1.0, name="lanes Changed", concurrency=3),
     LimitChange(at=205.0, name="lanes Changed", concurrency=1),
+    LimitChange(at=195.0, name="storm Noop", concurrency=1),
+    LimitChange(at=205.0, name="storm Tx", concurrency=1),
 ]
 
 
@@ -164,6 +166,7 @@ BROKEN_LIMITS: dict[str, dict[str, Change]] = {
         "one more than its limit": having(*together(4)),
         "more than two types share": having(*together(5, type="One")),
         "more than an operator has set": having(*together(4, type="Changed")),
+        "more of a type that had no limit": having(*together(2, row={"limited": "storm Noop"})),
     },
     "order-is-kept": {
         "the next one begins too early": having(FIRST, TOO_EARLY),
@@ -212,6 +215,7 @@ KEPT: Sequence[tuple[str, Change]] = (
     ("places-are-never-exceeded", having(*together(3))),
     ("places-are-never-exceeded", having(*together(4, type="One"))),
     ("places-are-never-exceeded", having(*together(3, type="Changed"))),
+    ("places-are-never-exceeded", having(*together(4, row={"limited": "storm Tx"}))),
     ("order-is-kept", having(FIRST, SECOND)),
     # Sent at the same time, canceled before it began, and of another key.
     ("order-is-kept", having(FIRST, replace(TOO_EARLY, sent=200.01))),

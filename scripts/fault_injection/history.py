@@ -64,7 +64,8 @@ class Row:
     #: The command that added it to its batch, and how many this one adds.
     added_by: str | None = None
     adds: int = 0
-    #: The type by which it is limited, as 'domain type', where `type` is what its handler does.
+    #: The type as 'domain type', if that has a limit, or had one in the run; `type` is what its
+    #: handler does.
     limited: str | None = None
     key: str | None = None
     #: finished, started, or the number of seconds for which the unique key is held.

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -174,12 +174,18 @@ def read_tables(connection: psycopg.Connection) -> dict[str, Any]:
         """Its fields are the columns, in order."""
         return [record(**dict(zip(_names(record), row, strict=True))) for row in all_of(query)]
 
+    limit_changes = records(LimitChange, _LIMIT_CHANGES)
+    names = {change.name for change in limit_changes}
+    rows = [_row(*row) for row in all_of(_ROWS)]
     return {
-        "rows": [_row(*row) for row in all_of(_ROWS)],
+        "rows": [
+            row if row.domain == LANES or row.limited in names else replace(row, limited=None)
+            for row in rows
+        ],
         "moves": records(Move, _MOVES),
         "events": records(Event, _EVENTS),
         "effects": records(Effect, _EFFECTS),
-        "limit_changes": records(LimitChange, _LIMIT_CHANGES),
+        "limit_changes": limit_changes,
         "turns": [name for (name,) in all_of(_TURNS)],
         "batches": records(Batch, _BATCHES),
         "processes": [_process(*row) for row in connection.execute(_PROCESSES).fetchall()],
@@ -219,7 +225,7 @@ def _row(*values: Any) -> Row:
         process=asked.get("process"),
         added_by=asked.get("added_by"),
         adds=len(asked.get("adds") or ()),
-        limited=f"{domain} {type_}" if domain == LANES else None,
+        limited=f"{domain} {type_}",
         key=key,
         unique_key=unique_key,
         unique_until=asked.get("unique_until") or "finished",

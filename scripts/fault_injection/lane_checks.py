@@ -12,6 +12,8 @@ from fault_injection.lanes import LANES, SHARED, TYPES
 _CHANGED_S = 10.0
 #: What a rate may be exceeded by, and seconds by which times may be rounded.
 _TOLERANCE, _ROUNDING_S = 1.01, 0.001
+#: What is limited since before the first command.
+_DECLARED = (f"{LANES} ", SHARED)
 _ORDERED = {f"{LANES} {name}": one for name, one in TYPES.items() if "ordered" in one.limits}
 _SHARING = {f"{LANES} {name}" for name, one in TYPES.items() if one.limits.get("limit") == SHARED}
 
@@ -51,6 +53,9 @@ class _Concurrency:
     def most(self, name: str, at: Time) -> float:
         """The highest that was in force lately."""
         changes = self._changes[name]
+        if not name.startswith(_DECLARED):
+            # Only operators limit it.
+            changes = [LimitChange(at=0.0, name=name), *changes]
         if not changes:
             return float("inf")
         until = [*(change.at + _CHANGED_S for change in changes[1:]), float("inf")]
