@@ -114,6 +114,20 @@ def test_a_type_has_its_own_limit_those_it_shares_and_those_of_its_domain(
     assert rows(connection.info.dsn, "SELECT name FROM cmdbus.domain") == [("mail",)]
 
 
+def test_replies_and_commands_of_processes_have_no_limit_of_their_domain(
+    connection: psycopg.Connection,
+) -> None:
+    types_of_processes = ("process:start", "process:Refund:step")
+    for type_ in ("Reply", *types_of_processes):
+        set_limit(connection, f"payments {type_}", concurrency=9)
+    declare(connection, "shop", {"name": "stripe", "concurrency": 5, "covers": ["payments"]})
+    for type_ in ("Reply", *types_of_processes, "Charge"):
+        query = "SELECT own, shared FROM cmdbus.limits_of('payments', %s)"
+        found = connection.execute(query, (type_,)).fetchall()
+        own = f"payments {type_}"
+        assert found == [(None, ["stripe"]) if type_ == "Charge" else (own, [])]
+
+
 def test_only_a_change_of_what_is_in_force_raises_the_number(
     connection: psycopg.Connection,
 ) -> None:

@@ -1,5 +1,5 @@
-"""The operator's side of limits: those that apps declare, others that operators set beside them,
-and which of both hold."""
+"""The operator's side of limits: those that apps declare, the options that operators set, and the
+limits that are in force."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`cmdbus limit`: limits that apps declare, and those that operators set beside them."""
+"""`cmdbus limit`: limits that apps declare, and the options that operators set."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -61,7 +61,7 @@ class LimitedTypes:
 
     def doubt(self) -> None:
         """After a wake-up for which nothing was found: a sender whose snapshot is old may have put
-        commands into a lane of a type that has no limit any more."""
+        commands into a lane of a type that no longer has a limit."""
         self._doubted = bool(self._latest)
 
     def read(self, connection: Connection) -> None:

@@ -1,5 +1,5 @@
 -- Limits: how many commands run at once, how many start in a time, and in which order. Registries
--- declare them, and operators set others beside these. What is in force follows from both.
+-- declare them, and operators set options of them, which win. What is in force follows from both.
 
 -- The limits in force. The name is 'domain type' for a handler's own limit, which counts by key, or
 -- else that of a shared one.
@@ -113,6 +113,12 @@ AS $$
     WHERE m.concurrency IS NOT NULL OR m.starts_per_second IS NOT NULL OR m.ordered OR m.fair
 $$;
 
+-- Whether the limits of a domain hold for this type: not for replies and for the commands of
+-- process managers, which would wait for those that wait for them.
+CREATE FUNCTION {schema}.has_limits_of_domain(p_type text) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+RETURN p_type <> 'Reply' AND p_type NOT LIKE 'process:%';
+
 -- The types and domains for which something is in force.
 CREATE FUNCTION {schema}.types_in_effect() RETURNS SETOF {schema}.limited_type
 LANGUAGE sql STABLE
@@ -130,8 +136,8 @@ AS $$
         coalesce(array_agg(DISTINCT c.shared ORDER BY c.shared) FILTER (WHERE c.shared IS NOT NULL),
                  '{}')
     FROM (SELECT DISTINCT domain, type FROM covered) t
-    -- The limits of a domain hold for each of its types.
-    JOIN covered c ON c.domain = t.domain AND c.type IN (t.type, '')
+    JOIN covered c ON c.domain = t.domain
+        AND (c.type = t.type OR c.type = '' AND {schema}.has_limits_of_domain(t.type))
     GROUP BY t.domain, t.type
 $$;
 

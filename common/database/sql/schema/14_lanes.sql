@@ -4,7 +4,7 @@
 -- wait in limited, in front of a claim that finds a place for them: it moves their rows into ready
 -- and claims them at once. The place that a command holds is its row, so that no place is lost with
 -- a process: it is free when the row moves on. Only claims lock a lane, never a sender, whose
--- transaction may last an hour; after the lock they count the rows anew, with a snapshot that shows
+-- transaction may last an hour; after the lock they count the rows again, with a snapshot that shows
 -- what others have committed.
 --
 -- A claim looks only at lanes that have a turn. A turn is left by each transaction that adds to a
@@ -69,9 +69,7 @@ CREATE CONSTRAINT TRIGGER wake AFTER INSERT ON {schema}.turn
     FOR EACH ROW WHEN (pg_sequence_last_value('{schema}.armed'::regclass) <> 0) EXECUTE FUNCTION {schema}.wake_for_turn();
 ALTER TABLE {schema}.turn ENABLE ALWAYS TRIGGER wake;
 
--- The limits of a type: of its own, or of its domain. No row: it has none. A domain's limits do not
--- hold for replies and for the commands of process managers, which would wait for those that wait
--- for them.
+-- The limits of a type: of its own, or of its domain. No row: it has none.
 CREATE FUNCTION {schema}.limits_of(p_domain text, p_type text)
 RETURNS TABLE (own text, shared text[])
 LANGUAGE plpgsql STABLE
@@ -80,7 +78,7 @@ BEGIN
     RETURN QUERY
     SELECT t.own, t.shared FROM {schema}.limited_type t
     WHERE t.domain = p_domain AND t.type IN (
-        p_type, CASE WHEN p_type <> 'Reply' AND p_type NOT LIKE 'process:%' THEN '' END)
+        p_type, CASE WHEN {schema}.has_limits_of_domain(p_type) THEN '' END)
     ORDER BY t.type DESC LIMIT 1;
 END
 $$;
@@ -158,8 +156,8 @@ END
 $$;
 
 -- Removes up to p_size lanes that nothing waits in and no rate remembers, and returns their number;
--- also the states of shared limits that no rate remembers, and the turns of types that have no
--- limit any more, which no claim looks at. Called by stewards. Skips locked ones.
+-- also the states of shared limits that no rate remembers, and the turns of types that no longer
+-- have a limit, which no claim looks at. Called by stewards. Skips locked ones.
 CREATE FUNCTION {schema}.retain_lanes(p_size integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 AS $$
