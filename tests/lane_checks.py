@@ -24,8 +24,12 @@ class LaneChecks:
     ) -> None:
         """`limits` by their names, which the steps change; `incarnations` of the workers."""
         self._watcher, self._limits, self._incarnations = watcher, limits, incarnations
+        #: Also those that were there before.
+        self._known = dict(limits)
         self._starts = defaultdict[Lane, list[float]](list)
         self._running = Counter[Lane]()
+        #: Of ordered lanes.
+        self._held = Counter[Lane]()
         self._shared_places = Counter[str]()
         self._seen = set[tuple[UUID, int]]()
 
@@ -57,15 +61,16 @@ class LaneChecks:
     def _check_places(self, places: list[Row]) -> None:
         """Above a limit that was lowered there may be some, but not more than before."""
         running, shared = Counter[Lane](), Counter[str]()
+        self._known |= self._limits
         for row in places:
             running[_lane(row)] += 1
-            for limit in self._shared():
+            for limit in self._known.values():
                 shared[limit.name] += limit.covers_type(row["domain"], row["type"])
         for lane, count in running.items():
             own = self._limit_of(lane)
             if own is not None:
                 most = 1 if own.ordered else own.concurrency
-                assert most is None or count <= max(most, self._running[lane]), lane
+                assert most is None or count <= max(most, self._running[lane]), (lane, count)
         for limit in self._shared():
             count = shared[limit.name]
             if limit.concurrency is not None:
@@ -83,6 +88,7 @@ class LaneChecks:
         for lane, each in by_lane.items():
             own = self._limit_of(lane)
             if own is None or not own.ordered:
+                self._held[lane] = len(each)
                 continue
             for row in each:
                 is_new = row["claimer"] and (row["command_id"], row["token"]) not in before
@@ -103,7 +109,8 @@ class LaneChecks:
                     or (row["source"] == "troubleshooting" and own.on_trouble == "block")
                 )
             ]
-            assert len(held) <= 1, held
+            assert len(held) <= max(1, self._held[lane]), held
+            self._held[lane] = len(held)
 
     def _note_starts(self, places: list[Row]) -> None:
         for row in places:

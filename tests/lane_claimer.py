@@ -90,6 +90,7 @@ class LaneClaimer:
     ) -> list[Claim]:
         """What of `done` it settles at the same time is completed. `known` are the limits, if they
         are not read now."""
+        self.has_more, self.opens_in = False, float("inf")
         _, limited, shared = known or self.statements.limited_types(self.connection)
         domains = sorted({name.split(" ")[0] for name in self.types})
         plain = [name for name in self.types if name not in limited]

@@ -34,6 +34,7 @@ class LaneWorld:
         self.keys: list[str | None] = [None, *"abcdefgh"[: keys - 1]]
         self.operator_is_open = self.sender_is_open = False
         self.limits = {limit.name: limit for limit in limits}
+        self._all = dict(self.limits)
         incarnations = {claimer.statements.incarnation for claimer in self.claimers}
         self._checks = LaneChecks(self.watcher, self.limits, incarnations)
         self.log: list[str] = []
@@ -170,8 +171,10 @@ class LaneWorld:
 
     def change(self) -> None:
         """Another concurrency, if it is not ordered."""
+        if not self.limits or self.operator_is_open:
+            return
         limit = self.random.choice([*self.limits.values()])
-        if limit.ordered or self.operator_is_open:
+        if limit.ordered:
             return
         changed = limit._replace(concurrency=self.random.choice([1, 2, 3]))
         with suppress(errors.LockNotAvailable):
@@ -180,6 +183,21 @@ class LaneWorld:
                 (limit.name, changed.concurrency),
             )
             self.limits[limit.name] = changed
+
+    def toggle(self) -> None:
+        """An application that declares one limit less, or again all of them."""
+        if self.operator_is_open:
+            return
+        gone = {*self._all} - {*self.limits} or {self.random.choice([*self._all])}
+        with suppress(errors.LockNotAvailable):
+            if {*self._all} - {*self.limits}:
+                declare(self.operator, *self._all.values())
+                self.limits.update({name: self._all[name] for name in gone})
+            else:
+                declare(self.operator, *[v for n, v in self._all.items() if n not in gone])
+                for name in gone:
+                    self.operator.execute("SELECT cmdbus.clear_limit(%s, 'ann', 'r')", (name,))
+                    del self.limits[name]
 
     def expire(self) -> None:
         """Half of them are not canceled yet."""
@@ -234,6 +252,7 @@ class LaneWorld:
         ends_at = time.monotonic() + 10
         while self._drain_once():
             assert time.monotonic() < ends_at, "it goes on for ever"
+        self.watcher.execute("SELECT cmdbus.retain_lanes(1000)")
         left = {
             table: scalar(self.watcher, f"SELECT count(*) FROM cmdbus.{table}")
             for table in ("ready", "limited", "scheduled", "turn")

@@ -32,7 +32,7 @@ WORKERS = [ALL, ["payments Debit"], ["orders Ship", "payments Ship"]]
 def play(dsn: str, name: str, seed: int, steps: int) -> None:
     world = LaneWorld(dsn, seed, WORLDS[name], WORKERS)
     try:
-        world.run(steps, **WEIGHTS, **({} if "rate" in name else {"change": 1}))
+        world.run(steps, **WEIGHTS, **({} if "rate" in name else {"change": 1, "toggle": 1}))
     finally:
         world.close()
 

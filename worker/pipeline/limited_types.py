@@ -71,6 +71,8 @@ class LimitedTypes:
         if added := [name for name in names if name not in self._names]:
             self._statements.take_places(connection, added)
         self._names, self._shared = frozenset(names), shared
+        if not names:
+            self._opens_at = float("inf")
         self._read, self._doubted = number, False
         if number is not None:
             self._latest = number
