@@ -42,7 +42,8 @@ class LimitedTypes:
         self._floors = Floors()
         #: The latest claim of types without limits found nothing.
         self._others_were_empty = False
-        self._alternates = False
+        #: Alternates: the lanes get the odd command of a request.
+        self._favors_lanes = False
         #: The latest request had no room for lanes.
         self._left_out = False
         #: The monotonic time at which a rate lets a command start.
@@ -94,13 +95,13 @@ class LimitedTypes:
     def request(
         self, limited: Sequence[str], quick: Collection[str], request: ClaimRequest, now: float
     ) -> ClaimRequest:
-        """Adds a claim in the lanes of the limited types to the request, and takes the half of its
-        commands for it, or all if nothing else was found the last time."""
+        """Adds a claim in the lanes of the limited types to the request. They get half of its
+        commands or, every second time while the other types have none, all."""
         quick_lanes = [name for name in limited if name in quick]
-        self._alternates = not self._alternates
-        free = (request.free + self._alternates) // 2
+        self._favors_lanes = not self._favors_lanes
+        free = (request.free + self._favors_lanes) // 2
         ahead = (request.prefetch + 1) // 2 if quick_lanes else 0
-        if not request.types or (self._others_were_empty and self._alternates):
+        if not request.types or (self._others_were_empty and self._favors_lanes):
             free = request.free
         self._left_out = free == 0 < request.free
         self._opens_at = float("inf")

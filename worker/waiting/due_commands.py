@@ -1,7 +1,7 @@
-"""Promotes due commands, from scheduled to ready, and ends those that have expired, in batches.
+"""Promotes due commands, from scheduled to ready, and ends those that have expired, in chunks.
 
-a batch succeeds    the next one is twice as large, up to the limits
-a batch fails       the next one is half as large
+a chunk succeeds    the next one is twice as large, up to the limits
+a chunk fails       the next one is half as large
 one row fails       it moves to troubleshooting or, if even that fails, is skipped for a minute
 one row times out   it is left out until another statement succeeds, then tried once more
 a lock times out    the rows stay as they are, until the next reading
@@ -21,9 +21,9 @@ from cmdbus.worker.claims.rejections import Cause, cause_of, reason
 
 logger = logging.getLogger(__name__)
 
-#: Rows of the largest batch, and their bytes as stored: what a slow disk writes in a second.
+#: Rows of the largest chunk, and their bytes as stored: what a slow disk writes in a second.
 _MAX_ROWS, _MAX_BYTES = 1000, 8 * 2**20
-#: Seconds below which a batch is quick, and above which it is slow.
+#: Seconds below which a chunk is quick, and above which it is slow.
 _QUICK, _SLOW = 0.25, 1.0
 
 
@@ -33,7 +33,7 @@ class Move(NamedTuple):
     statement: str
     #: The statement that reads the key of the first row, and its table.
     find_first: str
-    #: Of a row that no statement moves, and of a batch.
+    #: Of a row that no statement moves, and of a chunk.
     problem: str
     warning: str
 
@@ -65,11 +65,11 @@ class DueCommands:
         self._timeout = timeout
         self._rows = _MAX_ROWS
         self._rejected = RejectedRows(statements)
-        #: The latest warning, which is not repeated until a batch succeeds.
+        #: The latest warning, which is not repeated until a chunk succeeds.
         self._last_warning = ""
 
     def step(self, connection: Connection) -> bool:
-        """One batch; whether another one may follow immediately."""
+        """One chunk; whether another one may follow immediately."""
         rows, size = self._rows, _MAX_BYTES * self._rows // _MAX_ROWS
         first = self._first(connection) if rows == 1 else None
         seconds = self._timeout() if rows == 1 else 0.0
