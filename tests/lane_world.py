@@ -186,7 +186,7 @@ class LaneWorld:
 
     def toggle(self) -> None:
         """An application that declares one limit less, or again all of them."""
-        if self.operator_is_open:
+        if self.operator_is_open or any(claimer.is_open for claimer in self.claimers):
             return
         gone = {*self._all} - {*self.limits} or {self.random.choice([*self._all])}
         with suppress(errors.LockNotAvailable):

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from lane_claimer import LaneClaimer, Limit, declare
+from queries import scalar
 
+from cmdbus import CommandBus, SendRequest
 from cmdbus.worker.claims.claim import Claim, ClaimPart, LaneRequest, results_of
 
 SHARED = ("payments Debit", "orders Ship")
@@ -23,10 +25,12 @@ def send(
     name: str = "payments Debit",
     key: str | None = None,
     priority: int = 5,
+    data: str | None = None,
 ) -> None:
+    """Without data it has its key."""
     connection.execute(
         "SELECT cmdbus.send(%s, %s, p_key => %s, p_priority => %s, p_data => to_jsonb(%s::text))",
-        (*name.split(" "), key, priority, key),
+        (*name.split(" "), key, priority, data or key),
     )
 
 
@@ -188,3 +192,55 @@ def test_a_claim_looks_for_what_is_not_in_its_lane_only_where_a_type_has_a_limit
         SELECT 'payments', 5, 'Debit', 'null', command_id, command_id, 1 FROM gone"""
     )
     assert [claim.type for claim in worker.claim(1)] == ["Debit"]
+
+
+def test_a_claim_takes_no_more_bytes_than_it_asks_for_however_well_they_are_packed(
+    connection: psycopg.Connection, worker: LaneClaimer
+) -> None:
+    declare(connection, Limit("payments Debit", concurrency=9))
+    for _ in range(3):
+        send(connection, key="a", data="x" * 100_000)
+    assert len(worker.claim(9, bytes_=250_000)) == 2
+    assert worker.has_more
+
+
+def test_lanes_that_wait_stand_in_no_claims_way(
+    dsn: str, connection: psycopg.Connection, worker: LaneClaimer
+) -> None:
+    """They wait for a place of their own, for a shared one, and for their rate."""
+    declare(
+        connection,
+        Limit("payments Debit", concurrency=1),
+        Limit("orders Ship", starts_per_second=0.001, burst=1),
+        Limit("stripe", concurrency=1, covers=("orders Pack",)),
+    )
+    worker.types.append("orders Pack")
+    before = pages_of_claims(connection, worker)
+    with CommandBus(dsn) as bus:
+        for name in ("payments Debit", "orders Ship", "orders Pack"):
+            domain, type = name.split(" ")
+            bus.send_many([SendRequest(domain, type, key=f"k{n % 500}") for n in range(1000)])
+    taken = len(worker.claim(2000))
+    while worker.has_more:
+        taken += len(worker.claim(2000))
+    assert taken == 500 + 500 + 1
+    # Turns that are gone stay in the index until it is vacuumed.
+    assert pages_of_claims(connection, worker) < before + 60
+
+
+def pages_of_claims(connection: psycopg.Connection, worker: LaneClaimer) -> int:
+    """Pages of lanes and turns that a claim of one command without a limit reads."""
+    query = (
+        "SELECT sum(pg_stat_get_xact_blocks_fetched(oid))::integer FROM pg_class"
+        " WHERE relnamespace = 'cmdbus'::regnamespace AND relkind IN ('r', 'i')"
+        " AND relname ~ '^(lane|limited|shared_state|turn)'"
+    )
+    counts = []
+    for _ in range(8):  # enough for any plan to be kept
+        send(connection, "payments Ship")
+        worker.begin()
+        before = int(scalar(worker.connection, query))
+        assert len(worker.claim(1)) == 1
+        counts.append(int(scalar(worker.connection, query)) - before)
+        worker.end("COMMIT")
+    return min(counts)

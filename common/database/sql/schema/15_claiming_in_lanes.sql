@@ -388,7 +388,10 @@ BEGIN
                 LATERAL (
                     SELECT r.*, row_number() OVER () AS number
                     FROM (
-                        SELECT w.ctid, w.priority, pg_column_size(w.data) AS bytes
+                        SELECT w.ctid, w.priority,
+                            CASE WHEN pg_column_compression(w.data) IS NULL
+                                 THEN pg_column_size(w.data)
+                                 ELSE octet_length(w.data::text) END AS bytes
                         FROM {schema}.limited w
                         WHERE w.domain = l.domain AND w.type = l.type
                             AND coalesce(w.key, '') = l.key AND w.priority >= l.first_priority
