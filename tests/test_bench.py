@@ -21,7 +21,7 @@ from cmdbus.database import schema
 BENCH = SCRIPTS / "bench"
 SENDING = ["enqueue", "enqueue-bulk", "enqueue-concurrent"]
 DRAINS = ["drain", "drain-full", "threads", "tx", "bloat", "bloat-batch", "keyed", "ordered"]
-TIMES = ["latency", "mixed", "lease-look", "fair"]
+TIMES = ["latency", "mixed", "lease-look", "fair", "limited-latency"]
 SHORT = ["--seconds", "0.02", "--rounds", "1"]
 #: The first module that is missing, where it is not the system itself.
 MISSING = {"pgqueuer": "asyncpg"}

@@ -13,11 +13,12 @@ import psycopg
 from benches import bare
 from benches.comparison import Comparison, Found, Place
 from benches.crews import crew
-from benches.fleet import DOMAIN, TYPE, Fleet, fleet, nothing, sleep
-from benches.waiting import idle_windows
+from benches.fleet import DOMAIN, TYPE, Fleet, fleet, nothing, show_start, sleep
+from benches.waiting import REST_S, SEND_TO_START, idle_windows
 from benches.yard import BARE, DATA, Drained, Yard, commands, part, rates_and_cpu, yard
 from cmdbus.database import schema
 from cmdbus.producer.requests import SendRequest
+from cmdbus.registry import HandlerFunction
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import ClaimRequest, LaneRequest
 from cmdbus.worker.claims.claim_statements import ClaimStatements
@@ -27,7 +28,7 @@ OTHER = "Other"
 _PROCESSES, _THREADS = 2, 8
 _KEYS, _PLACES = 1_000, 5
 #: Of --commands.
-_KEYED_PART, _ORDERED_PART, _WAITING_TIMES = 2, 20, 2.5
+_KEYED_PART, _ORDERED_PART, _LATENCY_PART, _WAITING_TIMES = 2, 20, 200, 2.5
 #: Commands of one key that must run in a second.
 _ORDERED_RATE = 200.0
 #: Seconds of a handler, commands sent together, and the part of --seconds.
@@ -40,6 +41,7 @@ _OF_KEY = """
     UNION ALL SELECT FROM cmdbus.limited WHERE key = %(key)s"""
 _CLAIMED = "SELECT FROM cmdbus.ready WHERE claimer IS NOT NULL"
 _HAS_TURNS = "SELECT FROM cmdbus.turn"
+_VACUUM = "VACUUM cmdbus.ready, cmdbus.limited, cmdbus.turn, cmdbus.lane"
 _WAITING = "SELECT count(*) FROM cmdbus.limited"
 
 
@@ -128,10 +130,40 @@ def _start_ms(here: Yard, running: Fleet, seconds: float) -> float:
     return quantiles([*times, *times], n=100)[-1]
 
 
+def limited_latency(slot: Place) -> Found:
+    """From before the send to the handler's first line in an idle fleet of 2 x 8 (p50), of a type
+    with a limit of five at once, against the same without a limit."""
+    count = max(1, slot.sizes.commands // _LATENCY_PART)
+    handlers: dict[str, HandlerFunction] = {TYPE: show_start}
+    with (
+        yard(slot) as here,
+        fleet(slot.dsn, handlers, processes=_PROCESSES, threads=_THREADS) as running,
+    ):
+
+        def wait_ms(seconds: float) -> float:
+            here.clear()
+            for _ in range(max(1, int(count * seconds / slot.sizes.seconds))):
+                time.sleep(REST_S)
+                here.send(TYPE, {"sent": time.time()})
+            here.await_end(DOMAIN, running.check)
+            rows = here.connection.execute(SEND_TO_START, (TYPE,)).fetchall()
+            return float(median(ms for (ms,) in rows))
+
+        def limited_ms(seconds: float) -> float:
+            with limit(here, concurrency=_PLACES):
+                return wait_ms(seconds)
+
+        pairs = slot.alternate(wait_ms, limited_ms)
+    configuration = {"commands": count, "places": _PLACES, **_configuration()}
+    comparison = Comparison(pairs=pairs, configuration=configuration, less=True)
+    return {"limited-latency": comparison}
+
+
 def limited_idle(slot: Place) -> Found:
     """What a fleet of 4 x 8 sends while each of 100,000 keys (2.5 x --commands) has a command that
     waits for its limit, against one whose threads each ask once a second. And the time of a claim
-    of eight commands of another type of their domain, against that of the same claim before."""
+    of eight commands of another type of their domain, after a vacuum, against that of the same
+    claim before."""
     keys = max(1, int(slot.sizes.commands * _WAITING_TIMES))
     statements = ClaimStatements(schema.DEFAULT, Timeouts().lease)
     with yard(slot) as here, slot.connect() as connection, limit(here, rate="1/day"):
@@ -149,6 +181,7 @@ def limited_idle(slot: Place) -> Found:
             waiting = here.value(_WAITING)
             if waiting != keys:
                 raise RuntimeError(f"{waiting} commands wait, not one of each of {keys} keys")
+            connection.execute(_VACUUM)
             claims = [(one, claim_ms()) for one in before]
             windows = idle_windows(here, keys=keys)
     return {

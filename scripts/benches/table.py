@@ -7,7 +7,7 @@ follows it, and what is due.
 from benches.comparison import Row
 from benches.draining import batch, bloat, bloat_batch, drain, drain_full, threads, tx
 from benches.growing import domains, instances, lease_look
-from benches.limiting import fair, keyed, limited_idle, ordered
+from benches.limiting import fair, keyed, limited_idle, limited_latency, ordered
 from benches.managing import process
 from benches.peers.comparing import MEASURES as PEER_MEASURES
 from benches.peers.comparing import PEERS, peers
@@ -57,6 +57,7 @@ ROWS = {
         Row("ordered", ordered, _RATE, 1.0),
         Row("ordered-of-bare", ordered, _RATE),
         Row("fair", fair, _MS, 0.33),
+        Row("limited-latency", limited_latency, _MS, 0.67),
         Row("limited-idle", limited_idle, "statements/s", 10.0),
         Row("limited-claim", limited_idle, _MS, 0.9),
         *(

@@ -23,7 +23,7 @@ _IO_S, _IO_PROCESSES, _IO_THREADS = 0.02, 2, 16
 _SLOW_ONE_IN = 100
 _MIXED_BOUND_MS = 100.0
 #: Seconds between sends: the worker has settled, looked again, and rests.
-_REST_S = 0.02
+REST_S = 0.02
 _ANSWER_S = 60.0
 
 #: Of --seconds. A session that falls idle reports its statistics up to 10 s later.
@@ -39,7 +39,7 @@ _CLAIM_TO_START = """
         1000 * ((result #>> '{}')::float8 - extract(epoch FROM claimed_at)::float8))
     FROM cmdbus.finished WHERE type = %s"""
 #: In the order of sending.
-_SEND_TO_START = """
+SEND_TO_START = """
     SELECT 1000 * ((result #>> '{}')::float8 - (data ->> 'sent')::float8)
     FROM cmdbus.finished WHERE type = %s ORDER BY (data ->> 'sent')::float8"""
 
@@ -99,7 +99,7 @@ def latency(slot: Place) -> Found:
                     [*running.pids(), *(pid for pid in server if pid not in theirs)],
                 )
             ]
-            ours = [ms for (ms,) in here.connection.execute(_SEND_TO_START, (TYPE,)).fetchall()]
+            ours = [ms for (ms,) in here.connection.execute(SEND_TO_START, (TYPE,)).fetchall()]
     configuration = {
         "commands": count,
         "p99_ms": _p99(ours),
@@ -122,7 +122,7 @@ def _send_in_turns(here: Yard, claimer: Crew, count: int) -> list[float]:
     """Commands and bare rows; returns the times of the rows in milliseconds."""
     floors = []
     for number in range(count):
-        rest = _REST_S + number % 10 / 1000
+        rest = REST_S + number % 10 / 1000
         claimer.order()
         time.sleep(rest)
         floors.append(_floor_ms(here, claimer))
