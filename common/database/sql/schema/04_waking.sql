@@ -119,9 +119,11 @@ DECLARE
     limited text[] := '{}';
 BEGIN
     IF pg_sequence_last_value('{schema}.limits'::regclass) <> 0 THEN
-        limited := {schema}.limited_types(ARRAY(
-            SELECT DISTINCT domain || ' ' || type FROM arrived
-            WHERE claimer IS NULL AND losses = 0), false);
+        limited := ARRAY(SELECT DISTINCT domain || ' ' || type FROM arrived
+                         WHERE claimer IS NULL AND losses = 0);
+        IF cardinality(limited) > 0 THEN
+            limited := {schema}.limited_types(limited, false);
+        END IF;
         IF cardinality(limited) > 0 THEN
             PERFORM {schema}.move_arrived(array_agg(domain), array_agg(priority), array_agg(id))
             FROM arrived

@@ -66,7 +66,8 @@ $$;
 
 CREATE CONSTRAINT TRIGGER wake AFTER INSERT ON {schema}.turn
     DEFERRABLE INITIALLY DEFERRED
-    FOR EACH ROW WHEN (pg_sequence_last_value('{schema}.armed'::regclass) <> 0) EXECUTE FUNCTION {schema}.wake_for_turn();
+    FOR EACH ROW WHEN (pg_sequence_last_value('{schema}.armed'::regclass) <> 0)
+    EXECUTE FUNCTION {schema}.wake_for_turn();
 ALTER TABLE {schema}.turn ENABLE ALWAYS TRIGGER wake;
 
 -- The limits of a type: of its own, or of its domain. No row: it has none.

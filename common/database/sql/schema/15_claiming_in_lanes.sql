@@ -47,6 +47,9 @@ DECLARE
     each_fetched integer;
     -- Commands that a lane gives, on average: at first a guess.
     each_gave double precision := 4;
+    -- Further turns to look at, as a lane may have several, and as lanes with few places taken come
+    -- first. Those of a shared limit are served in the order of their turns.
+    spare integer := CASE WHEN cardinality(p_shared) > 0 THEN 16 ELSE 4 END;
     taken integer := 0;
     bytes bigint := 0;
     is_full boolean := false;
@@ -80,7 +83,7 @@ BEGIN
             END IF;
         END LOOP;
         lanes := {schema}.lock_lanes(
-            domains, types, ((p_count - taken) / each_gave)::integer + 16);
+            domains, types, ((p_count - taken) / each_gave)::integer + spare);
         EXIT WHEN coalesce(cardinality(lanes), 0) = 0;
         present := clock_timestamp();
         lanes := {schema}.measure_lanes(lanes, present);
@@ -150,12 +153,18 @@ BEGIN
         EXIT WHEN is_full;
         each_gave := greatest(0.5, least(
             each_gave, cardinality(chosen)::double precision / cardinality(lanes)));
+        spare := least(64, 2 * spare);
     END LOOP;
     IF taken > 0 THEN
-        PERFORM {schema}.note_lease(p_claimer, p_lease),
-            {schema}.count_shared_starts(p_shared, starts, p_node, present);
+        IF NOT EXISTS (
+            SELECT FROM {schema}.lease l
+            WHERE l.claimer = p_claimer AND l.ends_at BETWEEN present AND present + p_lease)
+        THEN
+            PERFORM {schema}.note_lease(p_claimer, p_lease);
+        END IF;
     END IF;
     IF cardinality(p_shared) > 0 THEN
+        PERFORM {schema}.count_shared_starts(p_shared, starts, p_node, present);
         -- Other nodes may have more threads when the rate lets the next one start.
         PERFORM {schema}.wake_at(clock_timestamp() + make_interval(secs => {schema}.next_opening(
             '{}', '{}', p_shared, p_node, '-infinity')));
@@ -248,7 +257,7 @@ BEGIN
         SELECT u.priority FROM {schema}.turn u
         WHERE u.domain = q.domain AND u.type = q.type
         ORDER BY u.domain, u.type, u.priority LIMIT 1) t;
-    IF urgent > 0 THEN
+    IF urgent > 0 AND cardinality(p_types) > 0 THEN
         RETURN QUERY
         SELECT c.* FROM (
             SELECT array_agg(q.domain ORDER BY q.place) AS domains,

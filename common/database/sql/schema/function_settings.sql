@@ -8,17 +8,17 @@ BEGIN
     FOR function, settings IN
         SELECT p.oid::regprocedure, string_agg(kind.settings, ' ')
         FROM pg_proc p JOIN (VALUES
-            -- Finds rows by key, whatever the statistics say.
-            ('add_to_batch admit_from_lanes advance_processes batch_keys cancel_batch'
-             ' cancel_in_batch cancel_process cancel_processes_of_batch claim claim_in_lanes'
-             ' claim_row claim_suspect claim_with_lanes complete count_process count_shared'
-             ' end_batch_now end_batches end_step expire expire_step explain explain_limits find_due'
-             ' find_expired find_full_key fitting fold_batch leave_lanes let_wait_no_longer'
-             ' lock_lanes lock_processes lock_shared lock_waiting measure_lanes move_into_lanes'
-             ' next_expiry next_opening note_changes note_lost promote release renew renew_claim'
-             ' request_cancel resolve_keys resolve_own retain_batches retain_day retain_processes'
-             ' retain_unique retry_process set_aside settle signal_process start_batches'
-             ' suspect_waits take take_unique',
+            -- Finds rows by key, whatever the statistics say. What only claim_with_lanes calls has
+            -- its settings.
+            ('add_to_batch advance_processes batch_keys cancel_batch cancel_in_batch'
+             ' cancel_process cancel_processes_of_batch claim claim_row claim_suspect'
+             ' claim_with_lanes complete count_process count_shared end_batch_now end_batches'
+             ' end_step expire expire_step explain explain_limits find_due find_expired'
+             ' find_full_key fitting fold_batch lock_processes lock_shared lock_waiting'
+             ' move_into_lanes next_expiry next_opening note_changes note_lost promote release'
+             ' renew renew_claim request_cancel resolve_keys resolve_own retain_batches'
+             ' retain_day retain_processes retain_unique retry_process set_aside settle'
+             ' signal_process start_batches suspect_waits take take_unique',
              'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
             -- In the order of an index.
