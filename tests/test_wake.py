@@ -84,6 +84,16 @@ def test_only_domains_for_which_a_worker_waits_are_notified(dsn: str) -> None:
         assert heard(listener) == []
 
 
+def test_without_a_time_no_node_is_notified_of_a_timer(dsn: str) -> None:
+    with listening(dsn) as listener, connect(dsn) as steward:
+        # An alarm in the past: any time may be the earliest.
+        steward.execute("SELECT setval('cmdbus.alarm', 1)")
+        steward.execute("SELECT cmdbus.wake_at(NULL)")
+        assert heard(listener) == []
+        steward.execute("SELECT cmdbus.wake_at(clock_timestamp() + interval '1 h')")
+        assert [channel for channel, _ in heard(listener)] == ["cmdbus_due"]
+
+
 def test_a_rolled_back_send_notifies_no_worker(dsn: str) -> None:
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
         arm(steward, "payments")

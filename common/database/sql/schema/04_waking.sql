@@ -140,9 +140,9 @@ BEGIN
 END
 $$;
 
--- Notifies of a timer at p_time if that is before the alarm, also while all nodes are busy; called
--- where commands that expire are sent. An alarm in the past is a dead node's, and those of the
--- others are unknown.
+-- Notifies of a timer at p_time, unless that is NULL, if it is before the alarm, also while all
+-- nodes are busy; called where commands that expire are sent, and where lanes wait for their rate.
+-- An alarm in the past is a dead node's, and those of the others are unknown.
 CREATE FUNCTION {schema}.wake_at(p_time timestamptz) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -150,7 +150,7 @@ DECLARE
     reads_at bigint := (SELECT last_value FROM {schema}.alarm);
     due bigint := extract(epoch FROM p_time) * 1000000;
 BEGIN
-    IF reads_at <> 0
+    IF due IS NOT NULL AND reads_at <> 0
         AND (due < reads_at OR reads_at < extract(epoch FROM clock_timestamp()) * 1000000)
     THEN
         PERFORM {schema}.notify('{channel}_due', (due / 1000)::text);
