@@ -28,6 +28,8 @@ _LIMITS = [
     LimitChange(at=1.0, name="lanes Three", concurrency=3),
     LimitChange(at=1.0, name="lanes One", concurrency=9),
     LimitChange(at=1.0, name="shared", concurrency=4),
+    LimitChange(at=1.0, name="local", concurrency=2),
+    LimitChange(at=1.0, name="wide", starts_per_second=40.0, burst=8),
     LimitChange(at=1.0, name="lanes Rated", starts_per_second=20.0, burst=5),
     LimitChange(at=1.0, name="lanes Changed", concurrency=3),
     LimitChange(at=205.0, name="lanes Changed", concurrency=1),
@@ -165,6 +167,7 @@ BROKEN_LIMITS: dict[str, dict[str, Change]] = {
     "places-are-never-exceeded": {
         "one more than its limit": having(*together(4)),
         "more than two types share": having(*together(5, type="One")),
+        "more than a node may run": having(*together(3, type="Local")),
         "more than an operator has set": having(*together(4, type="Changed")),
         "more of a type that had no limit": having(*together(2, row={"limited": "storm Noop"})),
     },
@@ -173,7 +176,10 @@ BROKEN_LIMITS: dict[str, dict[str, Change]] = {
         "the first one never ends": having(replace(FIRST, ended=None), SECOND),
         "the second one of a call begins first": having(*SIBLINGS),
     },
-    "rates-are-kept": {"more than a burst": having(*together(7, type="Rated"))},
+    "rates-are-kept": {
+        "more than a burst": having(*together(7, type="Rated")),
+        "more than a burst of a domain": having(*together(14, row={"limited": "lanes.wide Wide"})),
+    },
     "no-place-is-lost": {"a turn is left": put(turns=["lanes Three a"])},
     "what-expires-never-begins": {
         "it does not expire at all": having(expired(None)),
@@ -215,6 +221,8 @@ KEPT: Sequence[tuple[str, Change]] = (
     ("places-are-never-exceeded", having(*together(3))),
     ("places-are-never-exceeded", having(*together(4, type="One"))),
     ("places-are-never-exceeded", having(*together(3, type="Changed"))),
+    ("places-are-never-exceeded", having(*together(2, type="Local"))),
+    ("rates-are-kept", having(*together(8, row={"limited": "lanes.wide Wide"}))),
     ("places-are-never-exceeded", having(*together(4, row={"limited": "storm Tx"}))),
     ("order-is-kept", having(FIRST, SECOND)),
     # Sent at the same time, canceled before it began, and of another key.

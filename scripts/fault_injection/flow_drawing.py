@@ -7,7 +7,7 @@ from uuid import UUID
 from fault_injection.drawing import ADDED
 from fault_injection.flows import STEPS, FlowState, FlowStep
 from fault_injection.handlers import DOMAIN, DOMAINS
-from fault_injection.lanes import LANES, TYPES
+from fault_injection.lanes import TYPES
 
 _KINDS = {"Tx": 50, "Noop": 25, "Transient": 8, "Io": 6, "Rule": 5, "Permanent": 4, "Undone": 3}
 #: Of lists, to which some of their commands add.
@@ -60,4 +60,4 @@ def _command(
         return {"domain": dice.choice((DOMAIN, *DOMAINS[:domains])), "type": kind, "data": data}
     name = dice.choice([*TYPES])
     key = f"k{dice.randrange(1, TYPES[name].keys)}"
-    return {"domain": LANES, "type": name, "data": {**data, "does": kind}, "key": key}
+    return {"domain": TYPES[name].domain, "type": name, "data": {**data, "does": kind}, "key": key}

@@ -27,7 +27,7 @@ from fault_injection.history import (
 )
 from fault_injection.instruments import TURNS
 from fault_injection.journal import lines_of
-from fault_injection.lanes import LANES
+from fault_injection.lanes import LANES, WIDE
 
 T = TypeVar("T")
 
@@ -179,7 +179,9 @@ def read_tables(connection: psycopg.Connection) -> dict[str, Any]:
     rows = [_row(*row) for row in all_of(_ROWS)]
     return {
         "rows": [
-            row if row.domain == LANES or row.limited in names else replace(row, limited=None)
+            row
+            if row.domain in (LANES, WIDE) or row.limited in names
+            else replace(row, limited=None)
             for row in rows
         ],
         "moves": records(Move, _MOVES),

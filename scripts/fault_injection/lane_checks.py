@@ -4,37 +4,40 @@ a time, all as the database has seen it. Pure."""
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from fault_injection.grouping import by_command, named
+from fault_injection.fleet_checks import STARTS
+from fault_injection.grouping import by_command, named, pid_of
 from fault_injection.history import Call, History, LimitChange, Move, Row, Time
-from fault_injection.lanes import LANES, SHARED, TYPES
+from fault_injection.lanes import SHARED, TYPES, shared_limits
 
 #: Seconds for which a claim may still obey a limit after its change.
 _CHANGED_S = 10.0
 #: What a rate may be exceeded by, and seconds by which times may be rounded.
 _TOLERANCE, _ROUNDING_S = 1.01, 0.001
-#: What is limited since before the first command.
-_DECLARED = (f"{LANES} ", SHARED)
-_ORDERED = {f"{LANES} {name}": one for name, one in TYPES.items() if "ordered" in one.limits}
-_SHARING = {f"{LANES} {name}" for name, one in TYPES.items() if one.limits.get("limit") == SHARED}
+_ORDERED = {f"{one.domain} {name}": one for name, one in TYPES.items() if "ordered" in one.limits}
+#: The names of the limits that types share.
+_SHARED = {f"{one.domain} {name}": shared_limits(one.domain, one) for name, one in TYPES.items()}
+_LOCAL = [name for name, limits in SHARED.items() if limits.get("per") == "node"]
 
 
 def places_are_never_exceeded(history: History) -> Iterator[str]:
-    """A claim of a lane leaves no more claims there than its limit allows."""
+    """A claim leaves no more claims than its limits allow."""
     rows = _limited_rows(history)
     allowed = _Concurrency(history.limit_changes)
+    nodes = _nodes(history)
+    #: Of each limit, by key or node; and the limits of each command that is claimed.
     holders: dict[tuple[str, str], set[str]] = defaultdict(set)
+    held: dict[str, list[tuple[str, str]]] = {}
     for move in history.moves:
         row = rows.get(move.command_id)
         if row is None or move.what not in ("claim", "release", "ready-"):
             continue
-        limits = [(str(row.limited), row.key or "")]
-        if row.limited in _SHARING:
-            limits.append((SHARED, ""))
-        for limit in limits:
+        for limit in held.pop(move.command_id, ()):
+            holders[limit].discard(move.command_id)
+        if move.what != "claim":
+            continue
+        held[move.command_id] = _limits_of(row, nodes.get(move.claimer or 0))
+        for limit in held[move.command_id]:
             running = holders[limit]
-            if move.what != "claim":
-                running.discard(move.command_id)
-                continue
             running.add(move.command_id)
             most = allowed.most(limit[0], move.at)
             if len(running) > most:
@@ -42,6 +45,22 @@ def places_are_never_exceeded(history: History) -> Iterator[str]:
                     f"at {move.at:.3f} {len(running)} commands of {' '.join(limit)} were claimed, "
                     f"and {most} may be: {', '.join(sorted(running))}"
                 )
+
+
+def _limits_of(row: Row, node: str | None) -> list[tuple[str, str]]:
+    """With what each counts by."""
+    name = str(row.limited)
+    shared = _SHARED.get(name, ())
+    found = [(name, row.key or ""), *((each, "") for each in shared if each not in _LOCAL)]
+    return found + [(each, node) for each in shared if each in _LOCAL and node is not None]
+
+
+def _nodes(history: History) -> Mapping[int, str]:
+    """The supervisors of claimers, where that is known."""
+    starts = [(line, STARTS.match(line.message)) for line in history.lines]
+    supervisors = {int(match[2]): f"{line.pid}" for line, match in starts if match is not None}
+    found = {number: supervisors.get(pid_of(name)) for number, name in history.workers.items()}
+    return {number: name for number, name in found.items() if name is not None}
 
 
 class _Concurrency:
@@ -53,8 +72,8 @@ class _Concurrency:
     def most(self, name: str, at: Time) -> float:
         """The highest that was in force lately."""
         changes = self._changes[name]
-        if not name.startswith(_DECLARED):
-            # Only operators limit it.
+        if name not in _SHARED and name not in SHARED:
+            # Only operators limit it. The others are limited since before their first command.
             changes = [LimitChange(at=0.0, name=name), *changes]
         if not changes:
             return float("inf")
@@ -123,25 +142,24 @@ def _later(one: _Sent | None, other: _Sent) -> _Sent:
 
 
 def rates_are_kept(history: History) -> Iterator[str]:
-    """In each window of a lane's claims, the first and the last included."""
+    """In each window of claims, the first and the last included."""
     changes: dict[str, list[LimitChange]] = defaultdict(list)
     for change in history.limit_changes:
         changes[change.name].append(change)
-    moves = by_command(history.moves)
-    for (name, key), rows in _lanes(history).items():
+    claims: dict[tuple[str, str], list[Time]] = defaultdict(list)
+    rows = _limited_rows(history)
+    for move in history.moves:
+        if move.what == "claim" and (row := rows.get(move.command_id)) is not None:
+            for limit in _limits_of(row, None):
+                claims[limit].append(move.claimed_at or move.at)
+    for (name, key), times in claims.items():
         limits = changes[name]
         if len(limits) != 1 or limits[0].starts_per_second is None:
             continue
-        claims = sorted(
-            move.claimed_at or move.at
-            for row in rows
-            for move in moves[row.command_id]
-            if move.what == "claim"
-        )
         burst = limits[0].burst or 1
         interval = 1 / (limits[0].starts_per_second * _TOLERANCE)
         due = 0.0
-        for at in claims:
+        for at in sorted(times):
             due = max(due, at)
             if due - at > (burst - 1) * interval + _ROUNDING_S:
                 yield (

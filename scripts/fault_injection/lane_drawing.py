@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from cmdbus import SendRequest
 from fault_injection.drawing import Drawing
-from fault_injection.lanes import LANES, TYPES
+from fault_injection.lanes import TYPES
 
 _PRIORITIES = ("high", "normal", "normal", "low")
 _DELAYED = 0.1
@@ -28,7 +28,7 @@ def draw_limited(
     number = dice.randrange(limited.keys)
     return replace(
         drawn,
-        domain=LANES,
+        domain=limited.domain,
         type=name,
         data={**drawn.data, "does": kind},
         priority=dice.choice(_PRIORITIES),

@@ -52,7 +52,7 @@ class LaneProducer:
             self._journal.write("unknown", call, why=type(error).__name__)
         else:
             self._journal.write("ok", call, ids=ids)
-            return LANES, ids[0]
+            return requests[0].domain, ids[0]
         return None
 
     def _send(

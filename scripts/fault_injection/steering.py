@@ -13,7 +13,7 @@ from cmdbus import CommandBus, CommandNotFoundError, InvalidOperationError, Proc
 from cmdbus.errors import DatabaseUnavailableError
 from fault_injection.flows import FLOWS
 from fault_injection.journal import Journal
-from fault_injection.lanes import LANES
+from fault_injection.lanes import LANES, WIDE
 
 UNSURE = (psycopg.Error, DatabaseUnavailableError)
 _REFUSED = (InvalidOperationError, CommandNotFoundError, ProcessNotFoundError)
@@ -44,16 +44,18 @@ class Operator:
     def decide_in_lanes(self, bus: CommandBus) -> None:
         """About commands with limits that are in troubleshooting, where ordered ones may stand in
         the way of others."""
-        try:
-            found = bus.troubleshooting.list(LANES, limit=_AT_ONCE)
-        except UNSURE:
-            return
-        for record in found:
-            id_ = record.command_id
-            self._decisions[id_] += 1
-            self._calls += 1
-            call = f"{self._name}-{self._calls}"
-            self._resolve(bus, call, (LANES, id_), for_good=self._decisions[id_] > _DECISIONS)
+        for domain in (LANES, WIDE):
+            try:
+                found = bus.troubleshooting.list(domain, limit=_AT_ONCE)
+            except UNSURE:
+                return
+            for record in found:
+                id_ = record.command_id
+                self._decisions[id_] += 1
+                self._calls += 1
+                call = f"{self._name}-{self._calls}"
+                for_good = self._decisions[id_] > _DECISIONS
+                self._resolve(bus, call, (domain, id_), for_good=for_good)
 
     def steer(self, bus: CommandBus, call: str, id_: UUID, *, again: bool) -> None:
         """`again`: also lets failed compensations run again."""
