@@ -11,6 +11,7 @@ from lane_claimer import Limit, declare
 from queries import scalar
 from test_fleet_wake import is_at_rest
 
+from cmdbus import CommandBus, SendRequest
 from cmdbus.clock import time
 
 pytestmark = pytest.mark.fleet(procs=2, threads=2, poll_interval=600)
@@ -57,3 +58,26 @@ def test_a_rate_goes_on_at_its_times_if_a_node_is_killed(
     starts = [start for (start,) in connection.execute(STARTS.encode())]
     pauses = [later - earlier for earlier, later in pairwise(starts)]
     assert all(1.99 <= pause < 2.5 for pause in pauses), pauses
+
+
+@pytest.mark.long
+@pytest.mark.fleet(procs=4, threads=8, poll_interval=600)
+def test_a_hot_fleet_waits_for_no_lock_and_never_deadlocks(
+    fleet: Fleet, connection: psycopg.Connection
+) -> None:
+    declare(
+        connection,
+        Limit("shop Noop", concurrency=3),
+        Limit("both", concurrency=12, covers=("shop Noop", "shop Debit")),
+    )
+    with CommandBus(fleet.dsn) as bus:
+        ids = bus.send_many(
+            SendRequest("shop", type, key=f"k{number % 10}")
+            for number in range(500)
+            for type in ("Noop", "Debit")
+        )
+    fleet.await_completed(ids, within=60)
+    query = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    assert scalar(connection, query) == 0
+    assert not fleet.logged("a round trip failed")
+    assert not fleet.messages(level="WARNING")

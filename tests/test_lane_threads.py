@@ -112,9 +112,14 @@ def play(dsn: str, connection: psycopg.Connection, seconds: float, keys: int) ->
         )
         crowd.stopping.wait(0.2)
 
+    def retain(steward: psycopg.Connection) -> None:
+        steward.execute("SELECT cmdbus.retain_lanes(100)")
+        crowd.stopping.wait(0.01)
+
     crowd.connected(send)
     crowd.connected(send)
     crowd.connected(change)
+    crowd.connected(retain)
     deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
 
     def is_drained() -> bool:

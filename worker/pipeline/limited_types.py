@@ -21,7 +21,7 @@ from cmdbus.worker.claims.floors import Floors
 #: Seconds until limits are read again, while a change of them is not committed.
 _UNCOMMITTED_SECONDS = 0.05
 #: Seconds until the next claim after one that found only what other claims had locked.
-_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 0.5
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 0.1
 
 
 class LimitedTypes:
