@@ -1,14 +1,29 @@
-"""A claim reads the rows that it claims, and not the backlog, whatever the statistics are."""
+"""A claim reads the rows that it claims, and an expiry those that expire, and not the backlog,
+whatever the statistics are."""
+
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
 from claiming import Claimer, ended, want
 from eventually import eventually
+from queries import scalar
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.worker.claims.claim import Finished
 
 DEBIT = SendRequest("payments", "Debit")
+#: Of each four two do not expire, one has begun, and one expires later.
+FILL = """
+INSERT INTO cmdbus.{} (domain, priority, command_id, correlation_id, type, data, due_at, expires_at,
+    claimed_at, attempts)
+SELECT 'payments', 5, gen_random_uuid(), gen_random_uuid(), 'Debit', '1', now() + interval '1 d',
+    CASE n % 4 WHEN 0 THEN now() - interval '1 h' WHEN 1 THEN now() + n * interval '1 h' END,
+    CASE n % 4 WHEN 0 THEN now() END, (n % 4 = 0)::integer
+FROM generate_series(1, 10000) n"""
+READ = """
+SELECT sum(idx_tup_fetch) + sum(seq_tup_read) FROM pg_stat_xact_user_tables
+WHERE relname IN ('ready', 'scheduled', 'limited')"""
 
 
 def test_sessions_that_planned_with_an_empty_queue_find_rows_by_their_key(
@@ -44,6 +59,20 @@ def test_a_claim_reads_what_it_claims_and_not_the_backlog(
         assert len(found) == 20
         finished = [ended(claim) for claim in found]
     assert pages_read(connection) - before < 20 * 20 * 15
+
+
+def test_the_next_expiry_is_found_without_a_walk(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    bus.send("payments", "Debit", expires=datetime.now(UTC))
+    for table in ("ready", "scheduled", "limited"):
+        connection.execute(FILL.format(table).encode())
+    with connection.transaction():
+        before = scalar(connection, READ)
+        assert scalar(connection, "SELECT due FROM cmdbus.next_expiry()") <= 0
+        assert scalar(connection, "SELECT cmdbus.expire(10, 10000, '{}')") == 1
+        assert scalar(connection, "SELECT due FROM cmdbus.next_expiry()") > 0
+        assert scalar(connection, READ) - before < 500
 
 
 def test_rows_of_one_id_that_a_sender_has_written_are_renewed_and_settled_by_their_own(

@@ -282,34 +282,6 @@ def test_a_command_that_cannot_be_canceled_goes_to_troubleshooting_and_keeps_no_
     assert f"command {bad} (domain payments, row 1) has expired and cannot be" in caplog.text
 
 
-#: Of each four two do not expire, one has begun, and one expires later.
-FILL = """
-INSERT INTO cmdbus.{} (domain, priority, command_id, correlation_id, type, data, due_at, expires_at,
-    claimed_at, attempts)
-SELECT 'payments', 5, gen_random_uuid(), gen_random_uuid(), 'Debit', '1', now() + interval '1 d',
-    CASE n % 4 WHEN 0 THEN now() - interval '1 h' WHEN 1 THEN now() + n * interval '1 h' END,
-    CASE n % 4 WHEN 0 THEN now() END, (n % 4 = 0)::integer
-FROM generate_series(1, 10000) n"""
-READ = """
-SELECT sum(idx_tup_fetch) + sum(seq_tup_read) FROM pg_stat_xact_user_tables
-WHERE relname IN ('ready', 'scheduled', 'limited')"""
-
-
-def test_the_next_expiry_is_found_without_a_walk(
-    bus: CommandBus, connection: psycopg.Connection
-) -> None:
-    late = bus.send("payments", "Debit")
-    set_expiry(connection, 0, late)
-    for table in ("ready", "scheduled", "limited"):
-        connection.execute(FILL.format(table).encode())
-    with connection.transaction():
-        before = scalar(connection, READ)
-        assert scalar(connection, "SELECT due FROM cmdbus.next_expiry()") <= 0
-        assert scalar(connection, "SELECT cmdbus.expire(10, 10000, '{}')") == 1
-        assert scalar(connection, "SELECT due FROM cmdbus.next_expiry()") > 0
-        assert scalar(connection, READ) - before < 500
-
-
 def test_claims_and_expiries_at_the_same_time_end_each_command_once(
     dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:
