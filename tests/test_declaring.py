@@ -1,7 +1,9 @@
 """Limits come into force when a fleet or a worker starts."""
 
 import signal
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psycopg
@@ -30,6 +32,14 @@ def limited(**options: Any) -> HandlerRegistry:
     registry = HandlerRegistry()
     registry.register("payments", "Debit", do_nothing, **options)
     return registry
+
+
+def as_app(monkeypatch: pytest.MonkeyPatch, registry: HandlerRegistry) -> str:
+    """The app that has this registry. That of fleets disables loggers when it is imported."""
+    module = ModuleType("declaring_app")
+    vars(module)["registry"] = registry
+    monkeypatch.setitem(sys.modules, "declaring_app", module)
+    return "declaring_app:registry"
 
 
 def declared(dsn: str) -> list[tuple[Any, ...]]:
@@ -63,8 +73,8 @@ def test_the_check_shows_limits_and_declares_none(
 ) -> None:
     registry = limited(ordered=True, limit="stripe")
     registry.limit("stripe", rate="100/min")
-    monkeypatch.setattr("fleet_app.registry", registry)
-    check = checks(dsn, app="fleet_app:registry")["limits"]
+    app = as_app(monkeypatch, registry)
+    check = checks(dsn, app=app)["limits"]
     assert check.sentence == (
         "payments/Debit: in order (block on trouble), by key; stripe: 100/min, for payments/Debit"
     )
@@ -75,21 +85,21 @@ def test_the_check_shows_limits_and_declares_none(
 def test_a_fleet_that_cannot_start_declares_nothing(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet_app.registry", limited(concurrency=5))
-    settings = Settings(app="fleet_app:registry", dsn=dsn, procs=1, threads=2)
-    broken = Settings(app="fleet_app:registry", dsn=dsn, procs=9999, threads=2)
+    app = as_app(monkeypatch, limited(concurrency=5))
+    settings = Settings(app=app, dsn=dsn, procs=1, threads=2)
+    broken = Settings(app=app, dsn=dsn, procs=9999, threads=2)
     assert Finding.FATAL in {check.finding for check in preflight(broken, declares=True)}
     assert declared(dsn) == []
     names = [check.name for check in preflight(settings, declares=True)]
     assert names[-1] == "declaration"
-    assert declared(dsn) == [("fleet_app:registry", "payments Debit", 5)]
+    assert declared(dsn) == [(app, "payments Debit", 5)]
 
 
 def test_a_start_waits_while_a_change_of_limits_is_not_committed(
     dsn: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet_app.registry", limited(concurrency=5))
-    settings = Settings(app="fleet_app:registry", dsn=dsn, procs=1, threads=2)
+    app = as_app(monkeypatch, limited(concurrency=5))
+    settings = Settings(app=app, dsn=dsn, procs=1, threads=2)
     with connection.transaction():
         connection.execute("SELECT cmdbus.begin_limit_change()")
         check = list(preflight(settings, declares=True))[-1]

@@ -321,3 +321,20 @@ def test_what_was_claimed_before_its_worker_knew_of_the_limit_holds_places(
     types.read(connection)
     assert claimed_by(connection, ClaimScope.ORDINARY) == 0
     assert count(connection, "limited") == 1
+
+
+@pytest.mark.parametrize("name", ["payments Debit", "stripe"])
+def test_a_rate_that_is_raised_lets_start_what_waited_for_the_slow_one(
+    dsn: str, connection: psycopg.Connection, name: str
+) -> None:
+    connection.execute(
+        """SELECT cmdbus.declare_limits('test', '[{
+            "name": "stripe", "starts_per_second": 1000, "covers": ["payments Debit"]}]')
+        """
+    )
+    limit(connection, name, starts_per_second=1e-5, burst=1)
+    with CommandBus(dsn) as bus, running(dsn, handling(Watched()), concurrency=4):
+        bus.send_many([debit("a")] * 5)
+        eventually(lambda: count(connection, "finished") == 1, WITHIN_S)
+        limit(connection, name, starts_per_second=50.0, burst=1)
+        eventually(lambda: nothing_waits(connection), WITHIN_S)

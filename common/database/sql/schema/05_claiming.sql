@@ -162,7 +162,8 @@ BEGIN
         token = r.token + 1,
         losses = r.losses + (r.claimer IS NOT NULL)::integer,
         claimer = p_claimer,
-        claimed_at = clock_timestamp(),
+        -- The time by which it had not expired.
+        claimed_at = CASE WHEN r.expires_at IS NULL THEN clock_timestamp() ELSE present END,
         lease_until = clock_timestamp() + p_lease
     FROM unnest(ctids[:fit]) p (ctid)
     WHERE r.ctid = p.ctid

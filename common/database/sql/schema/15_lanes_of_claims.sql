@@ -186,7 +186,8 @@ BEGIN
         FROM judged WHERE waits = 'turn'
     ), changed AS (
         UPDATE {schema}.lane l SET
-            next_start = CASE WHEN j.count > 0 THEN j.start_then ELSE l.next_start END,
+            next_start = CASE WHEN j.count > 0 OR j.waits = 'rate' THEN j.start_then
+                              ELSE l.next_start END,
             opens_at = CASE j.waits
                 WHEN 'rate' THEN {schema}.opening_time(j.start_then, j.per_second, j.burst)
                 WHEN 'row' THEN p_now + interval '1 second' END,

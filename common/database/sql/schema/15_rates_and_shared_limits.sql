@@ -81,6 +81,14 @@ BEGIN
             SELECT FROM {schema}.limit_in_force f
             WHERE f.name = ANY (p_names) AND f.name <> ALL (locked));
     END LOOP;
+    -- A later time is from before the rate was raised, or the clock set back.
+    UPDATE {schema}.shared_state s SET next_start = latest.start
+    FROM {schema}.limit_in_force f, LATERAL (
+        SELECT clock_timestamp() + make_interval(secs => f.burst / f.starts_per_second) AS start
+    ) latest
+    WHERE f.name = s.name AND s.name = ANY (p_names)
+        AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END
+        AND s.next_start > latest.start + interval '1 ms';
     -- Another statement: its snapshot shows what was committed before the locks were taken.
     RETURN ARRAY(
         SELECT least(
