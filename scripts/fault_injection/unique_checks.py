@@ -9,11 +9,11 @@ from fault_injection.history import History, Move, Row, Time
 REPLACED = "REPLACED"
 #: Seconds from the move of a holder's end until its transaction is over, at most.
 _COMMITTED_S = 10.0
-_ENDS = {"finished": ("finished+",), "started": ("claim", "finished+")}
+_GIVE_UP = {"finished": ("finished+",), "started": ("claim", "finished+")}
 
 
 def unique_keys_have_one_holder(history: History) -> Iterator[str]:
-    moves = by_command(history.moves)
+    moves, ends = by_command(history.moves), _ends(history)
     holders: dict[str, list[Row]] = defaultdict(list)
     for row in history.rows:
         if row.unique_key is not None and row.command_id in moves:
@@ -29,12 +29,12 @@ def unique_keys_have_one_holder(history: History) -> Iterator[str]:
                     f"{named(row)} got the unique key {key} {until - began:.3f} s before "
                     f"{named(latest)} gave it up"
                 )
-            if latest is None or _held_until(row, moves) > until:
-                latest, until = row, _held_until(row, moves)
+            if latest is None or ends[row.command_id] > until:
+                latest, until = row, ends[row.command_id]
 
 
 def only_held_keys_are_refused(history: History) -> Iterator[str]:
-    moves = by_command(history.moves)
+    moves, ends = by_command(history.moves), _ends(history)
     rows = {row.command_id: row for row in history.rows}
     for call in history.calls:
         if call.held_by is None:
@@ -43,7 +43,7 @@ def only_held_keys_are_refused(history: History) -> Iterator[str]:
         if row is None or _key_of(row) != call.unique:
             yield f"call {call.name}: {call.held_by} is said to have the unique key {call.unique}"
             continue
-        began, until = moves[row.command_id][0].began, _held_until(row, moves)
+        began, until = moves[row.command_id][0].began, ends[row.command_id]
         if call.ended < began or call.began > until + _COMMITTED_S:
             yield f"call {call.name} was refused, and {named(row)} did not have {call.unique}"
 
@@ -75,13 +75,24 @@ def _key_of(row: Row) -> str:
     return f"{row.domain} {row.unique_key}"
 
 
-def _held_until(row: Row, moves: Mapping[str, Sequence[Move]]) -> Time:
-    """As far as the rows say: a release may give the key back to a command that was claimed."""
-    of_row = moves[row.command_id]
-    whats = _ENDS.get(row.unique_until)
+def _ends(history: History) -> Mapping[str, Time]:
+    """Until when each command certainly has its key: a release may give it back to one that was
+    claimed."""
+    moves = by_command(history.moves)
+    sent = {call.name: call.began for call in history.calls}
+    return {
+        row.command_id: _held_until(row, moves[row.command_id], sent.get(row.call or "", 0.0))
+        for row in history.rows
+        if row.unique_key is not None and row.command_id in moves
+    }
+
+
+def _held_until(row: Row, moves: Sequence[Move], sent: Time) -> Time:
+    whats = _GIVE_UP.get(row.unique_until)
     if whats is not None:
-        return next((move.at for move in of_row if move.what in whats), float("inf"))
-    until = of_row[0].began + float(row.unique_until)
+        return next((move.at for move in moves if move.what in whats), float("inf"))
+    # From when it took the key, which was before its row was written.
+    until = sent + float(row.unique_until)
     if row.status == "CANCELED":
-        return min(until, next((m.at for m in of_row if m.what == "finished+"), until))
+        return min(until, next((m.at for m in moves if m.what == "finished+"), until))
     return until
