@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from cli import done, here
 from handlers import connect, handling, running
-from queries import claim_by_hand, limit_by_hand, rows
+from queries import claim_by_hand, limit_by_hand, rows, scalar
 from roles import role
 from senders import counts
 
@@ -52,6 +52,19 @@ def test_what_waits_anywhere_counts_and_what_runs_does_not(dsn: str, bus: Comman
         bus.send("payments", "Debit", key="a", delay=60)
     assert bus.cancel_all("payments", key="a") == 3
     bus.send("payments", "Debit", key="a")
+
+
+def test_what_has_expired_does_not_count(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    bus.configure("payments", max_waiting_per_key=1)
+    for delay in (0.001, None, None):
+        late = bus.send("payments", "Debit", key="a", delay=delay, expires=0.002)
+        scalar(connection, "SELECT pg_sleep(0.01)")
+    limit_by_hand(dsn, late)
+    bus.send("payments", "Debit", key="a")
+    with pytest.raises(QueueFullError):
+        bus.send("payments", "Debit", key="a")
 
 
 def test_a_bulk_counts_its_own_of_each_key(dsn: str, bus: CommandBus) -> None:

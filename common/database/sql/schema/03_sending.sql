@@ -67,7 +67,7 @@ $$;
 
 -- The first of these keys of which the domain takes no further commands, as many as p_counts says:
 -- how many wait, and how many may. key is NULL if there is none. Counts only where the domain has a
--- limit, and only as far as it needs. Locks nothing.
+-- limit, and only as far as it needs. What has expired does not count. Locks nothing.
 CREATE FUNCTION {schema}.find_full_key(
     p_domains text[], p_keys text[], p_counts bigint[],
     OUT domain text, OUT key text, OUT depth bigint, OUT max_depth integer,
@@ -90,16 +90,19 @@ BEGIN
             (SELECT r.created_at AS since FROM {schema}.ready r
              WHERE r.domain = wanted.domain AND r.key = wanted.key
                  AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+                 AND {schema}.has_not_expired(r.expires_at, r.claimed_at, clock_timestamp())
              ORDER BY r.domain, r.key, r.created_at
              LIMIT wanted.most)
             UNION ALL
             (SELECT s.created_at FROM {schema}.scheduled s
              WHERE s.domain = wanted.domain AND s.key = wanted.key
+                 AND {schema}.has_not_expired(s.expires_at, s.claimed_at, clock_timestamp())
              ORDER BY s.domain, s.key, s.created_at
              LIMIT wanted.most)
             UNION ALL
             (SELECT l.created_at FROM {schema}.limited l
              WHERE l.domain = wanted.domain AND l.key = wanted.key
+                 AND {schema}.has_not_expired(l.expires_at, l.claimed_at, clock_timestamp())
              ORDER BY l.domain, l.key, l.created_at
              LIMIT wanted.most)
         ) waiting;

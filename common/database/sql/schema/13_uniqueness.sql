@@ -37,7 +37,27 @@ AS $$
                        AND t.unique_key = p_unique_key AND NOT p_waits)
 $$;
 
--- Whether the command of a row holds its key.
+-- Whether a command with this key has expired without a start, and is still to be canceled.
+CREATE FUNCTION {schema}.has_expired(p_domain text, p_unique_key text, p_command_id uuid)
+RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+    SELECT EXISTS (SELECT FROM {schema}.ready r
+                   WHERE r.domain || '' = p_domain AND r.command_id = p_command_id
+                       AND r.unique_key = p_unique_key AND r.claimed_at IS NULL
+                       AND r.expires_at <= clock_timestamp())
+        OR EXISTS (SELECT FROM {schema}.scheduled s
+                   WHERE s.domain = p_domain AND s.command_id = p_command_id
+                       AND s.unique_key = p_unique_key AND s.claimed_at IS NULL
+                       AND s.expires_at <= clock_timestamp())
+        OR EXISTS (SELECT FROM {schema}.limited l
+                   WHERE l.domain || '' = p_domain AND l.command_id = p_command_id
+                       AND l.unique_key = p_unique_key AND l.claimed_at IS NULL
+                       AND l.expires_at <= clock_timestamp())
+$$;
+
+-- Whether the command of a row holds its key. One that has expired holds it until a steward or the
+-- next sender of the key cancels it.
 CREATE FUNCTION {schema}.holds_key(p_row {schema}.unique_command) RETURNS boolean
 LANGUAGE sql STABLE
 AS $$
@@ -99,11 +119,14 @@ BEGIN
             RETURN NULL;
         END IF;
         SELECT u.id, u.command_id, {schema}.holds_key(u) AS holds,
-            {schema}.is_there(u.domain, u.unique_key, u.command_id, true) AS waits
+            {schema}.is_there(u.domain, u.unique_key, u.command_id, true) AS waits,
+            {schema}.has_expired(u.domain, u.unique_key, u.command_id) AS has_expired
         INTO holder
         FROM {schema}.unique_command u WHERE u.domain = p_domain AND u.unique_key = p_unique;
         CONTINUE WHEN NOT FOUND;
-        IF holder.holds AND NOT (p_on_conflict = 'replace' AND holder.waits) THEN
+        IF holder.holds AND NOT holder.has_expired
+            AND NOT (p_on_conflict = 'replace' AND holder.waits)
+        THEN
             RETURN holder.command_id;
         END IF;
         BEGIN
@@ -122,7 +145,9 @@ BEGIN
             IF holder.holds THEN
                 PERFORM {schema}.cancel_ids(
                     p_domain, ARRAY[holder.command_id], false,
-                    'replaced by command ' || p_command_id, NULL, NULL, 'REPLACED');
+                    CASE WHEN holder.has_expired THEN 'it expired before a worker started it'
+                        ELSE 'replaced by command ' || p_command_id END, NULL, NULL,
+                    CASE WHEN holder.has_expired THEN 'EXPIRED' ELSE 'REPLACED' END);
             END IF;
             RETURN NULL;
         EXCEPTION WHEN SQLSTATE 'CMDBU' THEN
