@@ -82,6 +82,40 @@ def most_at_once(intervals: list[tuple[float, float]]) -> int:
     return most
 
 
+def check_history(connection: psycopg.Connection, commands: int) -> None:
+    lanes = defaultdict[tuple[Any, ...], list[tuple[float, float]]](list)
+    orders = defaultdict[str, list[int]](list)
+    shared = list[tuple[float, float]]()
+    for domain, type, key, begin, end, (name, number) in connection.execute(
+        "SELECT domain, type, key, extract(epoch FROM claimed_at)::float8,"
+        " extract(epoch FROM finished_at)::float8, data FROM cmdbus.finished ORDER BY claimed_at"
+    ):
+        if type != "Pack":
+            shared.append((begin, end))
+        lanes[domain, type, key].append((begin, end))
+        if type == "Ship":
+            orders[name].append(number)
+    assert sum(map(len, lanes.values())) == commands
+    assert most_at_once(shared) <= 5
+    for (_, type, _), intervals in lanes.items():
+        assert type == "Pack" or most_at_once(intervals) <= {"Debit": 2, "Ship": 1}.get(type, 5)
+    for numbers in orders.values():
+        assert numbers == sorted(numbers)
+
+
+def send_some(sender: psycopg.Connection, keys: int, sent: Counter[str]) -> None:
+    """Each with the number of those that this session has sent to its lane."""
+    for _ in range(random.choice([1, 4])):
+        domain, type = random.choice(NAMES).split(" ")
+        key = f"k{random.randrange(keys)}"
+        name = f"{sender.info.backend_pid} {domain} {type} {key}"
+        sent[name] += 1
+        sender.execute(
+            "SELECT cmdbus.send(%s, %s, p_key => %s, p_data => %s)",
+            (domain, type, key, Jsonb([name, sent[name]])),
+        )
+
+
 def play(dsn: str, connection: psycopg.Connection, seconds: float, keys: int) -> None:
     declare(connection, *LIMITS)
     crowd, sends_until = Crowd(dsn), time.monotonic() + seconds
@@ -92,18 +126,8 @@ def play(dsn: str, connection: psycopg.Connection, seconds: float, keys: int) ->
     def send(sender: psycopg.Connection) -> None:
         if time.monotonic() > sends_until:
             crowd.stopping.wait(0.01)
-            return
-        requests = []
-        for _ in range(random.choice([1, 4])):
-            key = random.randrange(keys)
-            requests.append((*random.choice(NAMES).split(" "), f"k{key}", key))
-        for domain, type, key_text, _ in requests:
-            name = f"{sender.info.backend_pid} {domain} {type} {key_text}"
-            sent[name] += 1
-            sender.execute(
-                "SELECT cmdbus.send(%s, %s, p_key => %s, p_data => %s)",
-                (domain, type, key_text, Jsonb([name, sent[name]])),
-            )
+        else:
+            send_some(sender, keys, sent)
 
     def change(operator: psycopg.Connection) -> None:
         operator.execute(
@@ -129,24 +153,7 @@ def play(dsn: str, connection: psycopg.Connection, seconds: float, keys: int) ->
 
     crowd.run(is_drained, within=WITHIN_S + 4 * seconds)
     assert scalar(connection, deadlocks) == 0
-    lanes = defaultdict[tuple[Any, ...], list[tuple[float, float]]](list)
-    orders = defaultdict[str, list[int]](list)
-    shared = list[tuple[float, float]]()
-    for domain, type, key, begin, end, (name, number) in connection.execute(
-        "SELECT domain, type, key, extract(epoch FROM claimed_at)::float8,"
-        " extract(epoch FROM finished_at)::float8, data FROM cmdbus.finished ORDER BY claimed_at"
-    ):
-        if type != "Pack":
-            shared.append((begin, end))
-        lanes[domain, type, key].append((begin, end))
-        if type == "Ship":
-            orders[name].append(number)
-    assert sum(map(len, lanes.values())) == sum(sent.values())
-    assert most_at_once(shared) <= 5
-    for (_, type, _), intervals in lanes.items():
-        assert type == "Pack" or most_at_once(intervals) <= {"Debit": 2, "Ship": 1}.get(type, 5)
-    for numbers in orders.values():
-        assert numbers == sorted(numbers)
+    check_history(connection, sum(sent.values()))
 
 
 @pytest.mark.parametrize("keys", [2, 1000])
