@@ -45,4 +45,8 @@ CREATE TABLE {schema}.turn (
     key text COLLATE "C" NOT NULL,
     priority smallint NOT NULL,
     PRIMARY KEY (domain, type, priority, id)
+) WITH (
+    -- Claims begin at the first turn: those that were used must not stay in front of it.
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_delay = 0
 );
