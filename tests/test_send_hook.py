@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from handlers import connect, handling, running
+from handlers import connect, found, handling, running
 from queries import count
 from roles import role
 
@@ -143,13 +143,23 @@ def test_a_wrong_value_that_the_hook_has_replaced_is_recorded_as_it_can_be(
 def test_a_request_that_is_sent_again_is_as_its_sender_made_it(dsn: str) -> None:
     def hurry(request: SendRequest) -> SendRequest:
         request.priority = "high"
+        request.data["lines"].append(1)
         return request
 
-    request = SendRequest("payments", "Debit")
+    request = SendRequest("payments", "Debit", {"lines": []})
     with CommandBus(dsn, on_send=hurry) as bus:
         ids = [*bus.send_many([request] * 2), *bus.send_many([request])]
-        assert [len(changes(bus, id_)) for id_ in ids] == [1, 1, 1]
-    assert (request.priority, request.changes) == ("normal", None)
+        for id_ in ids:
+            [event] = changes(bus, id_)
+            assert isinstance(event.details, dict) and event.details["data"] == "changed"
+            assert found(bus, id_).data == {"lines": [1]}
+    assert (request.priority, request.data, request.changes) == ("normal", {"lines": []}, None)
+
+
+@pytest.mark.parametrize("hook", ["x", "", 0, False])
+def test_a_hook_that_cannot_be_called_is_a_mistake(hook: Any) -> None:
+    with pytest.raises(ValueError, match=f"on_send must be callable, not {hook!r}"):
+        CommandBus("dbname=shop", on_send=hook)
 
 
 def test_a_refused_send_writes_nothing_and_names_the_command(

@@ -105,7 +105,8 @@ class Batches(Steering):
         on_send: Hook | None,
     ) -> None:
         super().__init__(connections, rules.priorities)
-        self._rules, self._on_send = rules, on_send and SendHook(on_send)
+        self._rules = rules
+        self._on_send = None if on_send is None else SendHook(on_send)
         self._store, self._sender = store, Sender(store)
 
     def create_batch(

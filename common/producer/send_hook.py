@@ -18,6 +18,8 @@ Hook = Callable[[SendRequest], SendRequest]
 
 class SendHook:
     def __init__(self, hook: Hook) -> None:
+        if not callable(hook):
+            raise ValueError(f"on_send must be callable, not {shown(hook)}")
         self._hook = hook
 
     def __call__(self, request: SendRequest) -> SendRequest:
@@ -25,9 +27,11 @@ class SendHook:
         sent again, stays as it is."""
         if not isinstance(request, SendRequest):
             return request  # It is refused where its type is checked.
-        data = _encoded(request.data)
+        data, own = _encoded(request.data), copy.copy(request)
+        if data is not None:
+            own.data = copy.deepcopy(request.data)
         try:
-            changed = self._hook(copy.copy(request))
+            changed = self._hook(own)
         except SendRefusedError as error:
             if error.domain is None:
                 error.domain, error.type = request.domain, request.type
