@@ -85,9 +85,10 @@ class DuplicateCommandError(SendRefusedError):
         *,
         in_one_call: bool = False,
         unique: str | None = None,
+        hint: str = "",
     ) -> None:
         """`in_one_call`: the call itself has an id twice; nothing is known of earlier ones.
-        `unique`: the key that the first of these commands has."""
+        `unique`: the key that the first of these commands has, and `hint` what to do."""
         self.domain = domain
         self.command_ids = tuple(command_ids)
         self.command_id = self.command_ids[0]
@@ -101,7 +102,7 @@ class DuplicateCommandError(SendRefusedError):
         elif unique is not None:
             message = (
                 f"command {self.command_id}{others} of domain {domain!r} has the unique key "
-                f"{unique!r}: on_conflict='existing' returns its id"
+                f"{unique!r}{hint}"
             )
         else:
             message = (

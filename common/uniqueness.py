@@ -7,7 +7,8 @@ from cmdbus.checks import MAX_SECONDS, check_key, seconds_of, shown
 
 ON_CONFLICT = REJECT, EXISTING, REPLACE = "reject", "existing", "replace"
 UNTIL = FINISHED, STARTED = "finished", "started"
-_MIN_SECONDS = 0.001
+#: Seconds.
+MIN_PERIOD = 0.001
 
 
 class Unique(NamedTuple):
@@ -37,9 +38,9 @@ def _check_until(until: str | float | timedelta) -> str:
     if isinstance(until, str) and until in UNTIL:
         return until
     seconds = seconds_of(until)
-    if seconds is None or not _MIN_SECONDS <= seconds <= MAX_SECONDS:  # NaN neither
+    if seconds is None or not MIN_PERIOD <= seconds <= MAX_SECONDS:  # NaN neither
         raise ValueError(
-            f"unique_until must be 'finished', 'started', or from {_MIN_SECONDS} to {MAX_SECONDS} "
+            f"unique_until must be 'finished', 'started', or from {MIN_PERIOD} to {MAX_SECONDS} "
             f"seconds (or a timedelta), not {shown(until)}"
         )
     return f"{seconds:.3f}"

@@ -87,7 +87,8 @@ def test_changes_are_recorded_in_the_domains_of_the_limit(bus: CommandBus) -> No
     [
         (
             lambda limits: limits.set("ledger", "Post", concurrency=5),
-            "ledger/Post is ordered, so its commands run one at a time: set ordered to False, too",
+            "ledger/Post is ordered, so its commands run one at a time: set "
+            "--unordered (ordered=False), too",
         ),
         (
             lambda limits: limits.set("payments", "Charge", burst=5),
@@ -95,7 +96,8 @@ def test_changes_are_recorded_in_the_domains_of_the_limit(bus: CommandBus) -> No
         ),
         (
             lambda limits: limits.set("payments", "Charge", on_trouble="skip"),
-            "payments/Charge is not ordered, and on_trouble is about the order: set ordered, too",
+            "payments/Charge is not ordered, and on_trouble is about the order: set "
+            "--ordered (ordered=True), too",
         ),
         (
             lambda limits: limits.set(name="strpe", concurrency=5),

@@ -68,6 +68,8 @@ def test_files_and_spans_without_an_end_get_one_sentence(tmp_path: Path) -> None
         (["domain", "configure", "payments", "--keep", "9999999999d"], "it is too long"),
         (["send", "payments", "Debit", "@/dev/zero"], "it has more than 33554432 bytes"),
         (["send", "payments", "Debit", "--unique-until", "ended"], "or finished or started"),
+        (["send", "payments", "Debit", "--unique-until", "0"], "from 0.001 to 3153600000 seconds"),
+        (["send", "payments", "Debit", "--expires", "0"], "it must be more than 0 seconds, not 0"),
         (["domain", "list", "--dsn-file", "/dev/zero"], "it has more than 65536 bytes"),
     ):
         wrong = here(*arguments)

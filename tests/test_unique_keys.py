@@ -39,7 +39,7 @@ def existing(unique: str = "report", **more: Any) -> SendRequest:
 def test_a_conflict_is_rejected_answered_or_resolved(bus: CommandBus, dsn: str) -> None:
     first = bus.send("payments", "Debit", unique="report", key="tenant", expires=60)
     before = counts(dsn)
-    with pytest.raises(DuplicateCommandError, match="'report': on_conflict='existing'") as refused:
+    with pytest.raises(DuplicateCommandError, match="'report': --on-conflict existing") as refused:
         bus.send("payments", "Debit", unique="report")
     assert (refused.value.command_id, refused.value.unique) == (first, "report")
     assert bus.send("payments", "Debit", unique="report", on_conflict="existing") == first
@@ -50,8 +50,13 @@ def test_a_conflict_is_rejected_answered_or_resolved(bus: CommandBus, dsn: str) 
     assert (record.key, record.unique_key) == ("tenant", "report")
     assert record.expires_at is not None
     claim_by_hand(dsn, bus.send("payments", "Debit", unique="report", on_conflict="replace"))
-    with pytest.raises(DuplicateCommandError):
+    begun = (
+        r"'report' and has begun, so it is not replaced: .*\(on_conflict='existing'\) returns its"
+    )
+    with pytest.raises(DuplicateCommandError, match=begun):
         bus.send("payments", "Debit", unique="report", on_conflict="replace")
+    with pytest.raises(DuplicateCommandError, match=begun):
+        bus.send_many([request(on_conflict="replace")])
     assert found(bus, second).error_code == "REPLACED"
     assert bus.send("orders", "Ship", unique="report") not in (first, second)
 
@@ -132,7 +137,7 @@ def test_two_requests_of_a_call_with_one_key_are_refused(bus: CommandBus) -> Non
 
 def test_commands_of_batches_are_only_rejected(bus: CommandBus) -> None:
     bus.create_batch("payments", [request("a"), request(None)])
-    with pytest.raises(DuplicateCommandError):
+    with pytest.raises(DuplicateCommandError, match="'a': the batch was not created"):
         bus.create_batch("payments", [request(None), request("a")])
     assert len(bus.list_batches()) == 1
     for on_conflict in ("existing", "replace"):

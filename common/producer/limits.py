@@ -17,9 +17,11 @@ from cmdbus.producer.steering import NOT_GIVEN, check_remark
 
 #: Why a limit is not set or cleared, by what the schema's functions return.
 _REFUSALS = {
-    "concurrency": "{} is ordered, so its commands run one at a time: set ordered to False, too",
+    "concurrency": "{} is ordered, so its commands run one at a time: "
+    "set --unordered (ordered=False), too",
     "burst": "{} has no rate, and a burst is about one: set the rate, too",
-    "on_trouble": "{} is not ordered, and on_trouble is about the order: set ordered, too",
+    "on_trouble": "{} is not ordered, and on_trouble is about the order: "
+    "set --ordered (ordered=True), too",
     "unset": "nothing is set of the limit {}: cmdbus limit list (bus.limits.list()) shows what is",
 }
 

@@ -24,7 +24,7 @@ from cmdbus.producer.depth import DepthAlarm, retry_after
 from cmdbus.producer.ids import new_call, new_ids
 from cmdbus.producer.requests import EXPIRES_EARLY, SELDOM, Outgoing, SendRequest
 from cmdbus.producer.store import AdmissionResult, Store
-from cmdbus.uniqueness import EXISTING, REJECT, Unique, check_unique
+from cmdbus.uniqueness import EXISTING, REJECT, REPLACE, Unique, check_unique
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +109,12 @@ class BulkSend:
             )
 
 
+def _hint(on_conflict: str | None) -> str:
+    """For the sender of a command whose unique key another one has."""
+    begun = " and has begun, so it is not replaced" if on_conflict == REPLACE else ""
+    return f"{begun}: --on-conflict existing (on_conflict='existing') returns its id"
+
+
 class Sender:
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -137,7 +143,10 @@ class Sender:
             if command.on_conflict == EXISTING:
                 return admission.holder
             raise DuplicateCommandError(
-                command.domain, [admission.holder], unique=command.unique_key
+                command.domain,
+                [admission.holder],
+                unique=command.unique_key,
+                hint=_hint(command.on_conflict),
             )
         self.check_admission(command.domain, admission, 1, command.key)
         return command.command_id
@@ -285,7 +294,10 @@ class Sender:
         if refused:
             domain, unique = bulk.sent[refused[0]][0], bulk.uniques[refused[0]].unique_key
             ids = [holders[i] for i in refused if bulk.sent[i][0] == domain]
-            raise DuplicateCommandError(domain, ids, unique=unique)
+            hint = ": the batch was not created"
+            if not is_batch:
+                hint = _hint(bulk.uniques[refused[0]].on_conflict)
+            raise DuplicateCommandError(domain, ids, unique=unique, hint=hint)
         bulk.existing = holders
 
     def check_admission(

@@ -8,8 +8,9 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from cmdbus.checks import MAX_SECONDS
 from cmdbus.supervisor.cli.values import decoded, duration, read_text
-from cmdbus.uniqueness import UNTIL
+from cmdbus.uniqueness import MIN_PERIOD, UNTIL
 
 #: Twice what a command may hold: data may be written with more space than it takes.
 _MAX_DATA_BYTES = 32 * 1024**2
@@ -74,9 +75,11 @@ def expiry(text: str) -> datetime | timedelta:
     """A moment, or how long from now."""
     try:
         return moment(text)
-    except ValueError as error:
+    except ValueError:
         with suppress(ValueError):
-            return span(text)
+            if period := span(text):
+                return period
+            error = ValueError("it must be more than 0 seconds, not 0")
         raise ValueError(f"{error}, or like 5m, 2h") from None
 
 
@@ -85,9 +88,15 @@ def unique_until(text: str) -> str | timedelta:
     if text in UNTIL:
         return text
     try:
-        return span(text)
+        period = span(text)
     except ValueError as error:
         raise ValueError(f"{error}, or {' or '.join(UNTIL)}") from None
+    if not MIN_PERIOD <= period.total_seconds() <= MAX_SECONDS:
+        raise ValueError(
+            f"it must be {', '.join(UNTIL)}, or from {MIN_PERIOD} to {MAX_SECONDS} seconds, "
+            f"not {text}"
+        )
+    return period
 
 
 def past(text: str) -> datetime:
