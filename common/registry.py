@@ -93,7 +93,8 @@ class Handler:
 
 def handler(domain: str, type: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
     """Marks a method for `HandlerRegistry.register_instance`; the method stays as it is."""
-    _check_names(options)
+    # A mistake is an error here; the method itself is checked once it has its instance.
+    _made(domain, type, lambda command, context: None, options)
 
     def mark(function: F) -> F:
         made = domain, type, options

@@ -100,6 +100,15 @@ def test_marked_methods_have_limits_too() -> None:
     assert str(registry.limits()[2]) == "bank: 1/s, on each node, for payments/Charge, payments"
 
 
+def test_a_mistake_in_a_mark_is_an_error_where_it_is_made() -> None:
+    with pytest.raises(ValueError, match="concurrency of payments/Charge must be"):
+        handler("payments", "Charge", concurrency=0)
+    with pytest.raises(ValueError, match="timeout of payments/Charge must be"):
+        handler("payments", "Charge", timeout=-1)
+    with pytest.raises(ValueError, match="type must be"):
+        handler("payments", "Charge!")
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
