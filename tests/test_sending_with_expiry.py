@@ -10,12 +10,19 @@ import psycopg
 import pytest
 from cli import done, here
 from handlers import found, handling, running
-from queries import scalar
+from queries import claim_by_hand, scalar
 from roles import role
 from stewards import READS_AT, Steward
 from trips import Booking, Trip, await_end, booked, registry_of
 
-from cmdbus import Command, CommandBus, CommandFailedError, Context, SendRequest
+from cmdbus import (
+    Command,
+    CommandBus,
+    CommandFailedError,
+    Context,
+    InvalidOperationError,
+    SendRequest,
+)
 
 HOUR = timedelta(hours=1)
 EARLY = "expires must be later than delay or run_at: the command would never start"
@@ -243,3 +250,27 @@ def test_a_fleet_cancels_what_expires_soon_though_nothing_else_happens(
     assert record.error_code == "EXPIRED"
     assert record.finished_at is not None and record.expires_at is not None
     assert 0 <= (record.finished_at - record.expires_at).total_seconds() < 1
+
+
+def test_a_command_is_not_rescheduled_beyond_its_expiry(dsn: str, bus: CommandBus) -> None:
+    sentence = r"cannot be rescheduled: it expires by then, and would never start$"
+    for delay in (None, 10):
+        id_ = bus.send("payments", "Debit", delay=delay, expires=60)
+        before = bus.get("payments", id_)
+        for time in (
+            {"delay": 61},
+            {"delay": timedelta(minutes=2), "priority": "high"},
+            {"run_at": datetime.now(UTC) + timedelta(hours=1)},
+        ):
+            with pytest.raises(InvalidOperationError, match=sentence):
+                bus.reschedule("payments", id_, **time)
+        assert bus.get("payments", id_) == before
+        bus.reschedule("payments", id_, delay=30)
+        bus.reschedule("payments", id_, priority="high")
+        assert bus.explain("payments", id_)
+
+
+def test_a_command_that_has_begun_is_rescheduled_to_any_time(dsn: str, bus: CommandBus) -> None:
+    id_ = bus.send("payments", "Debit", expires=60)
+    claim_by_hand(dsn, id_, "-1 second")
+    bus.reschedule("payments", id_, delay=120)

@@ -44,6 +44,7 @@ _NOT_CANCELED = {
     "bus.troubleshooting.cancel(...), cmdbus tsq cancel",
 }
 _NOT_RESCHEDULED = {
+    "expired": "it expires by then, and would never start",
     "running": "it is in progress; only a command that waits can be rescheduled",
     "finished": "it has finished",
     "troubleshooting": "it is in the troubleshooting queue; retry it there: "
@@ -168,7 +169,7 @@ class Steering:
         a label or 0 to 10. `operator` and `reason` go into the audit trail.
 
         Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
-        that is in progress, in troubleshooting or finished.
+        that is in progress, in troubleshooting or finished, or that expires by then.
         """
         if run_at is None and delay is None and priority is None:
             raise ValueError("reschedule needs a time (run_at or delay), a priority, or both")

@@ -161,7 +161,7 @@ AS $$
 $$;
 
 -- Gives a waiting command another time or priority, if not NULL, with an event; p_delay is in
--- seconds from now. Returns 'waiting', or what cancel returns. The token never goes back, the id
+-- seconds from now. Returns 'waiting', 'expired' (it is by then), or what cancel returns. The token never goes back, the id
 -- is a new one, above all floors, and an ended lease counts its loss, as a claim would have
 -- counted it. A command claimed meanwhile stays. One that waits at a limit keeps its position in
 -- its lane; one that has not begun loses it if it is delayed. Waits for a locked row.
@@ -186,6 +186,13 @@ BEGIN
         END IF;
         present := clock_timestamp();
         new_time := coalesce(p_run_at, present + make_interval(secs => p_delay));
+        IF EXISTS (SELECT FROM {schema}.command c
+                   WHERE c.domain = p_domain AND c.command_id = p_command_id
+                       AND c.status = 'PENDING' AND c.started_at IS NULL
+                       AND c.expires_at <= new_time)
+        THEN
+            RETURN 'expired';
+        END IF;
         WITH moved AS (
             SELECT m.*, m.token + c.claims AS new_token,
                 (m.losses + c.claims)::smallint AS new_losses,
