@@ -109,8 +109,11 @@ def check_key(what: str, value: str | None) -> str | None:
         or "\0" in value
         or not _is_encodable(value)
     ):
+        is_long = isinstance(value, str) and len(value) > MAX_KEY
+        length = f", which has {len(value)}" if is_long else ""
         raise ValueError(
-            f"{what} must be text of 1 to {MAX_KEY} characters without NUL, not {shown(value)}"
+            f"{what} must be text of 1 to {MAX_KEY} characters without NUL, "
+            f"not {shown(value)}{length}"
         )
     return value if type(value) is str else str.__str__(value)
 

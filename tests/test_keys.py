@@ -127,12 +127,13 @@ def test_what_is_no_key_gets_one_sentence(bus: CommandBus, key: Any) -> None:
         with pytest.raises(ValueError) as refused:
             call()
         assert str(refused.value).startswith(sentence)
+        assert str(refused.value).endswith(", which has 201") == (key == "k" * 201)
     assert bus.query() == []
 
 
 @pytest.mark.parametrize("key", ["", "k" * 201])
 def test_what_is_no_key_in_sql_gets_one_sentence(dsn: str, key: str) -> None:
-    sentence = "p_key must be text of 1 to 200 characters"
+    sentence = f"p_key must be text of 1 to 200 characters, and has {len(key)}"
     invalid = pytest.raises(psycopg.errors.InvalidParameterValue, match=sentence)
     with connect(dsn) as connection, invalid:
         connection.execute("SELECT cmdbus.send('payments', 'Debit', p_key => %s)", (key,))

@@ -256,7 +256,7 @@ def test_a_key_and_its_command_come_and_go_with_their_transaction(
 def test_a_wrong_argument_of_a_unique_send_is_named(connection: psycopg.Connection) -> None:
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"unique": ""}, "p_unique must be text of 1 to 200 characters"),
-        ({"unique": "x" * 201}, "p_unique must be text of 1 to 200 characters"),
+        ({"unique": "x" * 201}, "p_unique must be text of 1 to 200 characters, and has 201"),
         ({"on_conflict": "ignore"}, "p_on_conflict must be reject, existing or replace"),
         ({"on_conflict": None}, "p_on_conflict must be reject, existing or replace"),
         *(

@@ -34,7 +34,8 @@ DECLARE
         WHEN p_expires <= p_delay THEN
             'p_expires must be longer than p_delay: the command would never start'
         WHEN p_max_attempts NOT BETWEEN 1 AND 32767 THEN 'p_max_attempts must be from 1 to 32767'
-        WHEN length(p_key) NOT BETWEEN 1 AND 200 THEN 'p_key must be text of 1 to 200 characters'
+        WHEN length(p_key) NOT BETWEEN 1 AND 200
+            THEN 'p_key must be text of 1 to 200 characters, and has ' || length(p_key)
         WHEN octet_length(data::text) > 1048576 THEN
             format('p_data has %s bytes: at most 1048576 are taken', octet_length(data::text))
         ELSE {schema}.unique_problem(p_unique, p_on_conflict, p_unique_until)

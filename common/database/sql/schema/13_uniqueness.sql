@@ -79,7 +79,7 @@ RETURN CASE
     WHEN p_unique IS NULL AND (p_on_conflict <> 'reject' OR p_unique_until <> 'finished')
         THEN 'p_on_conflict and p_unique_until go with p_unique'
     WHEN length(p_unique) NOT BETWEEN 1 AND 200
-        THEN 'p_unique must be text of 1 to 200 characters'
+        THEN 'p_unique must be text of 1 to 200 characters, and has ' || length(p_unique)
     WHEN p_on_conflict IS NULL OR p_on_conflict NOT IN ('reject', 'existing', 'replace')
         THEN 'p_on_conflict must be reject, existing or replace'
     WHEN p_unique_until IN ('finished', 'started') THEN NULL
