@@ -75,12 +75,14 @@ def expiry(text: str) -> datetime | timedelta:
     """A moment, or how long from now."""
     try:
         return moment(text)
-    except ValueError:
-        with suppress(ValueError):
-            if period := span(text):
-                return period
-            error = ValueError("it must be more than 0 seconds, not 0")
-        raise ValueError(f"{error}, or like 5m, 2h") from None
+    except ValueError as error:
+        try:
+            period = span(text)
+        except ValueError:
+            raise ValueError(f"{error}, or like 5m, 2h") from None
+    if not period:
+        raise ValueError(f"it must be more than 0 seconds, not {text}")
+    return period
 
 
 def unique_until(text: str) -> str | timedelta:
