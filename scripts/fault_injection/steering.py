@@ -57,6 +57,13 @@ class Operator:
                 for_good = self._decisions[id_] > _DECISIONS
                 self._resolve(bus, call, (domain, id_), for_good=for_good)
 
+    def clear_limits(self, bus: CommandBus) -> None:
+        """All that operators have set: hundreds of commands may wait at one of 1 at a time."""
+        for record in bus.limits.list():
+            if record.set is not None:
+                domain, type_ = record.name.split("/")
+                bus.limits.clear(domain, type_, operator=self._name)
+
     def steer(self, bus: CommandBus, call: str, id_: UUID, *, again: bool) -> None:
         """`again`: also lets failed compensations run again."""
         action = self._dice.choice(("signal", "signal", "cancel", "decide", "decide", "retry"))
