@@ -34,6 +34,7 @@ ARGUMENTS = {
     "type": "Debit",
     "unique": "report",
     "present": "shop.debit",
+    "hint": ": choose another one",
 }
 
 
