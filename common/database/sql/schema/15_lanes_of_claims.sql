@@ -120,17 +120,17 @@ BEGIN
                     WHERE t.domain = l.domain AND t.type = l.type
                         AND coalesce(t.key, '') = l.key AND t.lane_position IS NOT NULL)) AS held
         ) h
-        -- Its first command in the order of sending.
+        -- The first command of an ordered lane, in the order of sending.
         LEFT JOIN LATERAL (
             SELECT w.priority, w.lane_position
-            FROM generate_series(0, 10) p (priority), LATERAL (
+            FROM generate_series(0, CASE WHEN f.ordered THEN 10 ELSE -1 END) p (priority), LATERAL (
                 SELECT w.priority, w.lane_position FROM {schema}.limited w
                 WHERE w.domain = l.domain AND w.type = l.type
                     AND coalesce(w.key, '') = l.key AND w.priority = p.priority
                     AND {schema}.has_not_expired(w.expires_at, w.claimed_at, p_now)
                 ORDER BY w.domain, w.type, coalesce(w.key, ''), w.priority, w.lane_position
                 LIMIT 1) w
-            ORDER BY w.lane_position LIMIT 1) first ON f.ordered);
+            ORDER BY w.lane_position LIMIT 1) first ON true);
 END
 $$;
 
