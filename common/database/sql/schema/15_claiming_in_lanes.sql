@@ -1,14 +1,14 @@
 -- Claims of workers in lanes; see 14_lanes.sql.
 --
 --   claim_with_lanes             moves strays into their lanes, then claims in lanes and of ready
---   └── claim_in_lanes
---       ├── lock_shared          locks the states of shared limits, and returns their room
---       ├── let_wait_no_longer   gives turns to lanes that have waited for that
---       ├── lock_lanes           locks lanes that have a turn, or whose rate lets them start
---       ├── measure_lanes        returns their room
---       ├── admit_from_lanes     moves commands into ready, claimed
---       ├── leave_lanes          notes what each lane waits for now
---       └── next_opening         returns when a rate lets a lane start again
+--   `-- claim_in_lanes
+--       |-- lock_shared          locks the states of shared limits, and returns their room
+--       |-- let_wait_no_longer   gives turns to lanes that have waited for that
+--       |-- lock_lanes           locks lanes that have a turn, or whose rate lets them start
+--       |-- measure_lanes        returns their room
+--       |-- admit_from_lanes     moves commands into ready, claimed
+--       |-- leave_lanes          notes what each lane waits for now
+--       `-- next_opening         returns when a rate lets a lane start again
 
 -- Claims up to p_count commands of lanes of these types, of p_bytes of payload or just one.
 -- p_shared are the shared limits of these types, sorted. Commands of a higher priority come first,
