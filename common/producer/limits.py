@@ -12,8 +12,8 @@ from cmdbus.checks import check_name, did_you_mean
 from cmdbus.database.pool import Connection
 from cmdbus.errors import InvalidOperationError
 from cmdbus.limits import FIELDS, Limit, check_setting, options_set, title
+from cmdbus.producer.arguments import NOT_GIVEN, check_remark
 from cmdbus.producer.connections import Connections
-from cmdbus.producer.steering import NOT_GIVEN, check_remark
 
 #: Why a limit is not set or cleared, by what the schema's functions return.
 _REFUSALS = {

@@ -17,11 +17,10 @@ from cmdbus.checks import (
     shown,
 )
 from cmdbus.data import CEILING_BYTES, encode
+from cmdbus.priorities import PRIORITIES, check_priority
 from cmdbus.retry import MAX_ATTEMPTS
 from cmdbus.uniqueness import FINISHED, REJECT, check_unique
 
-HIGHEST, LOWEST = 0, 10
-PRIORITIES: Mapping[str, int] = {"high": 0, "normal": 5, "low": 10}
 MAX_DELAY = timedelta(days=36525)
 EXPIRES_EARLY = "expires must be later than delay or run_at: the command would never start"
 #: Columns that most commands leave empty, by the field of a request. One is an argument of a send,
@@ -144,19 +143,6 @@ class SendRules:
             return command
         unique = check_unique(request.unique, request.on_conflict, request.unique_until)
         return command._replace(**unique._asdict())
-
-
-def check_priority(priority: str | int, labels: Mapping[str, int]) -> int:
-    if isinstance(priority, str) and priority in labels:
-        return labels[priority]
-    whole = isinstance(priority, int) and not isinstance(priority, bool)
-    if whole and HIGHEST <= int(priority) <= LOWEST:
-        return int(priority)
-    known = "".join(f"{label!r}, " for label in labels)
-    raise ValueError(
-        f"priority must be {known}or a whole number from {HIGHEST} (first) to {LOWEST} (last), "
-        f"not {priority!r:.80}"
-    )
 
 
 def check_delay(delay: float | timedelta | None, run_at: datetime | None) -> float | None:

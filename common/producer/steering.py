@@ -10,14 +10,14 @@ from cmdbus.checks import (
     check_flag,
     check_key,
     check_name,
-    check_operator,
-    check_text,
 )
 from cmdbus.database.pool import Connection
+from cmdbus.priorities import check_priority
+from cmdbus.producer.arguments import NOT_GIVEN, check_remark
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.domains import check_settings
 from cmdbus.producer.records import AuditEvent
-from cmdbus.producer.requests import check_command, check_conditions, check_delay, check_priority
+from cmdbus.producer.requests import check_command, check_conditions, check_delay
 
 #: Commands canceled or resolved in one transaction, and bytes of their stored data: what one
 #: statement copies into the history stays far below a second.
@@ -50,16 +50,6 @@ _NOT_RESCHEDULED = {
     "troubleshooting": "it is in the troubleshooting queue; retry it there: "
     "bus.troubleshooting.retry(...), cmdbus tsq retry",
 }
-
-
-class _NotGiven:
-    """The default of an argument for which None means "no limit"."""
-
-    def __repr__(self) -> str:
-        return "not given"
-
-
-NOT_GIVEN: Any = _NotGiven()
 
 
 class Steering:
@@ -293,10 +283,3 @@ def canceled_chunks(batch_id: UUID, cancel: Callable[..., Any]) -> Iterator[int]
             yield int(count)
             if last is None:
                 break
-
-
-def check_remark(operator: str | None, reason: str | None) -> dict[str, object]:
-    return {
-        "operator": None if operator is None else check_operator(operator),
-        "reason": check_text("reason", reason),
-    }
