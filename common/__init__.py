@@ -5,7 +5,8 @@
     TroubleRecord, BatchRecord,
     BatchStatus, ReceivedReply,
     LimitRecord, Limit, DeclaredLimit,
-    SetLimit, Undecodable               what a CommandBus returns
+    SetLimit, ScheduleRecord,
+    AddedSchedule, Undecodable          what a CommandBus returns
     HandlerRegistry, handler            register handlers
     Command, Context                    what a handler gets
     ProcessManager, Reply               the steps of a process, and what they get
@@ -76,6 +77,8 @@ if TYPE_CHECKING:
     from cmdbus.producer.records import Status as Status
     from cmdbus.producer.records import TroubleRecord as TroubleRecord
     from cmdbus.producer.requests import SendRequest as SendRequest
+    from cmdbus.producer.schedules import AddedSchedule as AddedSchedule
+    from cmdbus.producer.schedules import ScheduleRecord as ScheduleRecord
     from cmdbus.registry import HandlerRegistry as HandlerRegistry
     from cmdbus.registry import handler as handler
     from cmdbus.reply import Reply as Reply
@@ -124,6 +127,7 @@ _NAMES = {
     ],
     "registry": ["HandlerRegistry", "handler"],
     "producer.requests": ["SendRequest"],
+    "producer.schedules": ["AddedSchedule", "ScheduleRecord"],
     "retry": ["RetryPolicy"],
     "timeouts": ["Timeouts"],
 }

@@ -175,6 +175,14 @@ def shown(value: object) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
+def check_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Raises a TypeError, as Python does for an unknown argument."""
+    for name in options:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"there are {', '.join(known)}"
+            raise TypeError(f"{what} has no option {name!r}: {hint}")
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The question that names the nearest of `names`; empty if none is near."""
     near = difflib.get_close_matches(name, sorted(names), n=1)

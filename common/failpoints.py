@@ -17,7 +17,7 @@ AFTER_COMMIT = "after-commit"
 AFTER_RETURN = "after-return"
 #: Outcomes are settled; they are not counted yet, and their claims still on the board.
 SETTLED = "settled"
-# In a steward; the first two also in a worker without a supervisor.
+# In a steward; all but the two of a rescue also in a worker without a supervisor.
 #: The flag for senders is set; some may not see it yet.
 ARMED = "armed"
 #: Due commands are claimable, and no worker is woken yet.
@@ -26,6 +26,10 @@ PROMOTED = "promoted"
 IN_RESCUE = "in-rescue"
 #: They are released, and its seat does not show it yet.
 AFTER_RESCUE = "after-rescue"
+#: Ticks of a schedule are due, and nothing is sent yet.
+BEFORE_TICK = "before-tick"
+#: Their commands are sent, and this process does not act on that yet.
+AFTER_TICK = "after-tick"
 # In a supervisor.
 #: A seat is assigned to a process that does not exist yet.
 BEFORE_FORK = "before-fork"

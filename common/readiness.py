@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-#: Names of checks: what limits the app has, and that a start has declared them.
-LIMITS, DECLARED = "limits", "declaration"
+#: Names of checks: what limits and schedules the app has, and that a start has declared them.
+LIMITS, SCHEDULES, DECLARED = "limits", "schedules", "declaration"
 
 
 class Finding(StrEnum):

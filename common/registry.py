@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
-from cmdbus.checks import check_name, check_seconds, did_you_mean
+from cmdbus.checks import check_name, check_options, check_seconds
 from cmdbus.command import Command
+from cmdbus.declared_schedules import DeclaredSchedules
 from cmdbus.errors import HandlerAlreadyRegisteredError
 from cmdbus.limits import Declaration, Limit, check_declared, handler_limit, shared_limit
 from cmdbus.retry import RetryPolicy
+from cmdbus.schedules import Schedule, ScheduleOptions
 
 #: Called with the command and its context; returns the command's result.
 HandlerFunction = Callable[..., Any]
@@ -123,6 +125,7 @@ class HandlerRegistry:
         self._managers: dict[str, dict[str, Manager]] = {}
         #: Limits that types share, by name, with the domain for all of whose types they are.
         self._limits: dict[str, tuple[Limit, str | None]] = {}
+        self._schedules = DeclaredSchedules()
 
     def handler(
         self, domain: str, type: str, **options: Unpack[HandlerOptions]
@@ -168,6 +171,18 @@ class HandlerRegistry:
             raise ValueError(f"the limit {name} is declared twice: give each a name of its own")
         made = shared_limit(name, concurrency=concurrency, rate=rate, burst=burst, per=per)
         self._limits[name] = made, domain
+
+    def schedule(
+        self,
+        cron: str | None = None,
+        *,
+        name: str | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Callable[[F], F]:
+        """Declares that a command of the type which the decorated function handles is sent at each
+        tick of the line `cron`, like "0 3 * * *", or `every` so often; see ScheduleOptions. `name`
+        is by default the domain and type. Returns the function unchanged."""
+        return self._schedules.declare(cron, name, options)
 
     def register_instance(self, instance: object) -> None:
         """Registers the public methods marked with `handler`: all of them, or none."""
@@ -215,6 +230,10 @@ class HandlerRegistry:
         own = [Declaration(f"{h.domain} {h.type}", h.own_limit) for h in self if h.own_limit]
         return [*own, *(self._shared(name, uses) for name in self._limits)]
 
+    def schedules(self) -> list[Schedule]:
+        """All that it declares; a ValueError if one belongs to no handler, or to several."""
+        return self._schedules.bound(self)
+
     def _shared(self, name: str, uses: Mapping[str, Sequence[str]]) -> Declaration:
         limit, domain = self._limits[name]
         covers = sorted(type_ for type_, used in uses.items() if name in used)
@@ -236,7 +255,7 @@ class HandlerRegistry:
 
 
 def _made(domain: str, type: str, function: HandlerFunction, options: HandlerOptions) -> Handler:
-    _check_names(options)
+    check_options("a handler", options, HandlerOptions.__annotations__)
     given: dict[str, Any] = dict(options)
     names = given.pop("limit", None)
     limits = {name: given.pop(name) for name in _LIMIT_OPTIONS if name in given}
@@ -248,14 +267,6 @@ def _made(domain: str, type: str, function: HandlerFunction, options: HandlerOpt
         shared_limits=_limit_names(names),
         **given,
     )
-
-
-def _check_names(options: HandlerOptions) -> None:
-    known = HandlerOptions.__annotations__
-    for name in options:
-        if name not in known:
-            hint = did_you_mean(name, known) or f"there are {', '.join(known)}"
-            raise TypeError(f"a handler has no option {name!r}: {hint}")
 
 
 def _limit_names(names: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from cmdbus.counting import count_of
 from cmdbus.errors import BoardError, CmdbusError
 from cmdbus.exits import Exit
 from cmdbus.logs import set_up
-from cmdbus.readiness import DECLARED, LIMITS, Check, Finding, sentences
+from cmdbus.readiness import DECLARED, LIMITS, SCHEDULES, Check, Finding, sentences
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import reap_orphans, wait
 from cmdbus.supervisor.fleet import Fleet
@@ -261,18 +261,22 @@ class Supervisor:
         if why:
             logger.error("not reloaded, the fleet goes on as it is: %s", why)
             return
-        self._log_limits(checks)
+        self._log_declarations(checks)
         logger.info("reloading: all processes are replaced, one after another")
         self._fleet.reload()
 
-    def _log_limits(self, checks: Sequence[Check]) -> None:
+    def _log_declarations(self, checks: Sequence[Check]) -> None:
         for check in checks:
-            if check.name == LIMITS and check.finding is Finding.WARNING:
+            if check.name in (LIMITS, SCHEDULES) and check.finding is Finding.WARNING:
                 logger.warning("%s", check)
-        names = {check.name for check in checks}
-        if LIMITS in names and DECLARED not in names:
-            away = sentences(checks, Finding.AWAY)
-            logger.warning("the limits of the app are not declared: %s; reload again later", away)
+        names = [check.name for check in checks]
+        declared = [name for name in (LIMITS, SCHEDULES) if name in names]
+        if declared and DECLARED not in names:
+            logger.warning(
+                "the %s of the app are not declared: %s; reload again later",
+                " and ".join(declared),
+                sentences(checks, Finding.AWAY),
+            )
 
     def _close_preflight(self) -> None:
         if self._preflight is not None:

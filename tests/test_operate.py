@@ -26,6 +26,7 @@ GROUPS = {
     "batch": ("list", "show", "cancel"),
     "process": ("list", "show", "cancel", "retry", "signal"),
     "limit": ("list", "set", "clear"),
+    "schedule": ("list", "add", "remove", "pause", "resume", "run", "next"),
 }
 ALL_TAKE = {"--dsn", "--dsn-file", "--schema", "--runtime-dir", "--name", "--json"}
 

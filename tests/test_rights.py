@@ -30,6 +30,16 @@ SEEN = [
 ]
 LANE_TABLES = ("lane", "shared_state", "turn")
 LIMIT_TABLES = ("limit_declared", "limit_in_force", "limit_set", "limited_type")
+SCHEDULE_TABLES = ("schedule", "schedule_added", "schedule_declared")
+#: Columns of these without data.
+SEEN_OF_SCHEDULES = [
+    *("schedule.name", "schedule.terms", "schedule.app", "schedule.paused", "schedule.left_out"),
+    *("schedule.counts_from", "schedule.next_tick", "schedule.look_at", "schedule.last_tick"),
+    *("schedule.last_command_id", "schedule.left_out_at", "schedule.last_error"),
+    *("schedule_declared.name", "schedule_declared.app", "schedule_declared.terms"),
+    *("schedule_declared.declared_at", "schedule_added.name", "schedule_added.terms"),
+    *("schedule_added.operator", "schedule_added.reason", "schedule_added.added_at"),
+]
 PROCESS_TABLES = ("managed_process", "process", "process_event", "process_step")
 #: Columns of the view `process` without state and error.
 SEEN_OF_PROCESSES = [
@@ -63,7 +73,7 @@ RIGHTS = {
             *("event", "event_id_seq", "finished", "incarnation", "lease", "migration", "node"),
             *("limited", "longer_patience", "patience", "ready", "ready_id_seq", "scheduled"),
             *("scheduled_id_seq", "troubleshooting", "waiter", *PROCESS_TABLES),
-            *("limits", *LIMIT_TABLES, *LANE_TABLES, "turn_id_seq"),
+            *("limits", *LIMIT_TABLES, *LANE_TABLES, "turn_id_seq", *SCHEDULE_TABLES),
         ],
         "INSERT": [
             *LANE_TABLES,
@@ -82,9 +92,11 @@ RIGHTS = {
             *("incarnation", "limited"),
             *("migration", "ready", "scheduled", "troubleshooting", *PROCESS_TABLES),
             *LIMIT_TABLES,
+            *SCHEDULE_TABLES,
         ],
         "EXECUTE": [
             *("clear_limit", "set_limit"),
+            *("add_schedule", "remove_schedule", "pause_schedule", "run_schedule"),
             *("batch_keys", "cancel", "cancel_batch", "cancel_in_batch", "cancel_ready"),
             *("cancel_limited", "cancel_of_key", "cancel_scheduled"),
             *("configure_domain", "domain_bit"),
@@ -98,6 +110,7 @@ RIGHTS = {
         "SELECT": [
             *("domain", "migration", "scheduled.domain", "scheduled.type"),
             *LIMIT_TABLES,
+            *SEEN_OF_SCHEDULES,
             *[f"batch.{column}" for column in SEEN_OF_BATCHES],
             *[f"command.{column}" for column in SEEN],
             *[f"process.{column}" for column in SEEN_OF_PROCESSES],

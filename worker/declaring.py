@@ -1,4 +1,4 @@
-"""Declares the limits of an app in the database."""
+"""Declares the limits and schedules of an app in the database."""
 
 import json
 import logging
@@ -8,6 +8,7 @@ from typing import Any
 from cmdbus.database.executor import Executor
 from cmdbus.limits import Declaration, title
 from cmdbus.registry import HandlerRegistry
+from cmdbus.schedules import Schedule
 from cmdbus.worker.claims.claim import Connection
 
 logger = logging.getLogger(__name__)
@@ -19,19 +20,42 @@ def app_of_worker(name: str | None, registry: HandlerRegistry) -> str:
 
 
 def declare(
-    connection: Connection, executor: Executor, app: str, limits: Sequence[Declaration]
+    connection: Connection,
+    executor: Executor,
+    app: str,
+    limits: Sequence[Declaration],
+    schedules: Sequence[Schedule] = (),
 ) -> list[str]:
-    """Makes these the limits that the app declares, in one transaction. A sentence for each one
-    that a living node has declared otherwise."""
-    text = json.dumps([each.row for each in limits])
-    rows = executor.rows(connection, "declare_limits", app=app, limits=text)
+    """Makes these all that the app declares, in one transaction. A sentence for each limit that a
+    living node has declared otherwise."""
+    values = [json.dumps([each.row for each in declared]) for declared in (limits, schedules)]
+    with connection.transaction():
+        rows = executor.rows(connection, "declare_limits", app=app, limits=values[0])
+        executor.rows(connection, "declare_schedules", app=app, schedules=values[1])
     return [_change(*row) for row in rows]
+
+
+def conflicts(
+    connection: Connection, executor: Executor, app: str, schedules: Sequence[Schedule]
+) -> list[str]:
+    """A sentence for each of these schedules that another app declares otherwise."""
+    if not schedules:
+        return []
+    rows = executor.rows(connection, "read_schedule_conflicts", app=app)
+    return [
+        f"the schedule {name} is also declared by {other}, in another way: the latest declaration "
+        f"holds, so give each app's a name of its own"
+        for name, other in rows
+    ]
 
 
 def declare_and_warn(
     connection: Connection, executor: Executor, app: str, registry: HandlerRegistry
 ) -> None:
-    for sentence in declare(connection, executor, app, registry.limits()):
+    schedules = registry.schedules()
+    sentences = declare(connection, executor, app, registry.limits(), schedules)
+    sentences += conflicts(connection, executor, app, schedules)
+    for sentence in sentences:
         logger.warning("%s", sentence)
 
 

@@ -338,6 +338,7 @@ def _check_domains(domains: Sequence[str] | None, registry: HandlerRegistry) -> 
     if not len(registry):
         raise ValueError("the registry has no handlers: there is nothing to run")
     registry.limits()  # Checks them.
+    registry.schedules()
     if domains is None:
         return registry.domains
     if isinstance(domains, str):

@@ -25,7 +25,7 @@ from cmdbus.producer.connections import MIN_CONNECT_SECONDS, Connections, Pool
 from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
 from cmdbus.producer.explaining import Explaining
 from cmdbus.producer.ids import new_id
-from cmdbus.producer.limits import LimitOperations
+from cmdbus.producer.operations import Operations
 from cmdbus.producer.processes import Processes
 from cmdbus.producer.records import (
     AuditEvent,
@@ -50,7 +50,7 @@ _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
 _PURGED_ROWS = 1000
 
 
-class CommandBus(Batches, Processes, Explaining):
+class CommandBus(Batches, Processes, Operations, Explaining):
     """Sends commands and shows what becomes of them. Safe to share between threads.
 
     With a DSN it keeps 1 to 4 connections of its own, opened at the first use in each process,
@@ -93,7 +93,6 @@ class CommandBus(Batches, Processes, Explaining):
         super().__init__(Connections(dsn, pool, store), rules, store, on_send)
         self._purge_allowed = purge_allowed
         self._troubleshooting = Troubleshooting(self._connections, max_bytes)
-        self._limit_operations = LimitOperations(self._connections)
         self._calls = Calls(self._connections, schema)
         self._readers = Readers(self._connections, store)
 
@@ -102,12 +101,6 @@ class CommandBus(Batches, Processes, Explaining):
         """Commands that failed for good and wait for an operator: list, count, summary, retry,
         cancel, complete, retry_all, cancel_all, complete_all."""
         return self._troubleshooting
-
-    @property
-    def limits(self) -> LimitOperations:
-        """How many commands run at once, how many start in a time, and in which order: list, set,
-        clear."""
-        return self._limit_operations
 
     def send(
         self,

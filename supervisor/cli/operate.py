@@ -20,6 +20,7 @@ from cmdbus.supervisor.cli.managed_processes import process
 from cmdbus.supervisor.cli.options import RedactingGroup, database_options, option
 from cmdbus.supervisor.cli.output import show_json, show_lines
 from cmdbus.supervisor.cli.ps import ps
+from cmdbus.supervisor.cli.schedules import schedule
 from cmdbus.supervisor.cli.session import database, ignored_options, json_option, one_line_errors
 from cmdbus.supervisor.cli.troubleshoot import tsq
 
@@ -119,5 +120,6 @@ for command in (
 ):
     main.add_command(command)
 main.add_command(process)
+main.add_command(schedule)
 # Commands in the troubleshooting queue are shown like all others.
 tsq.add_command(get, "show")

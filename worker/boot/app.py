@@ -45,6 +45,7 @@ def load(app: str | None) -> HandlerRegistry:
         )
     try:
         value.limits()
+        value.schedules()
     except ValueError as error:
         raise AppError(f"{app}: {error}") from None
     return value

@@ -16,7 +16,7 @@ from cmdbus.database.connect_errors import classify, is_read_only
 from cmdbus.database.executor import Executor
 from cmdbus.database.statements import statement
 from cmdbus.errors import AppError
-from cmdbus.readiness import DECLARED, LIMITS, Check, Finding, worst
+from cmdbus.readiness import DECLARED, LIMITS, SCHEDULES, Check, Finding, worst
 from cmdbus.registry import Handler, HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.worker.boot import budget, effective
@@ -26,7 +26,7 @@ from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.pools import HEADROOM, complete, session_settings
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.sessions import ROLE_FIX, session_of
-from cmdbus.worker.declaring import declare
+from cmdbus.worker.declaring import conflicts, declare
 
 #: PostgreSQL's major versions that are tested.
 _MIN_MAJOR, _MAX_MAJOR = 14, 18
@@ -42,7 +42,7 @@ _FILES = 24
 def preflight(settings: Settings, *, declares: bool = False) -> Iterator[Check]:
     """Each check as soon as it is made, so that a hanging one can be named. Ends at the first that
     makes the following ones impossible. `settings.dsn` must be given. With `declares` the limits
-    of the app are declared if no check says that it cannot start."""
+    and schedules of the app are declared if no check says that it cannot start."""
     checks: list[Check] = []
     for check in _checks(settings, checks, declares):
         checks.append(check)
@@ -58,7 +58,7 @@ def _checks(settings: Settings, before: Sequence[Check], declares: bool) -> Iter
         yield Check("app", Finding.FATAL, str(error))
     else:
         yield from _check_domains(settings, registry)
-        yield from _show_limits(registry)
+        yield from _show_declarations(registry)
     yield from _check_files(settings)  # The application may have raised the limit.
     try:
         parts = dsns.parse(settings.dsn or "")
@@ -76,7 +76,7 @@ def _checks(settings: Settings, before: Sequence[Check], declares: bool) -> Iter
         try:
             yield from _check_database(connection, parts, settings, list(registry))
             if declares and worst(before) in (Finding.OK, Finding.WARNING):
-                yield from _declare_limits(connection, settings, registry)
+                yield from _declare(connection, settings, registry)
         except psycopg.OperationalError as error:
             yield _failure("cannot check", parts, error)
 
@@ -93,19 +93,23 @@ def _check_domains(settings: Settings, registry: HandlerRegistry) -> Iterator[Ch
         yield Check("app", Finding.OK, sentence, types=len(registry))
 
 
-def _show_limits(registry: HandlerRegistry) -> Iterator[Check]:
-    if limits := registry.limits():
-        yield Check(LIMITS, Finding.OK, "; ".join(map(str, limits)))
+def _show_declarations(registry: HandlerRegistry) -> Iterator[Check]:
+    for name, declared in ((LIMITS, registry.limits()), (SCHEDULES, registry.schedules())):
+        if declared:
+            yield Check(name, Finding.OK, "; ".join(map(str, declared)))
 
 
-def _declare_limits(
+def _declare(
     connection: Connection, settings: Settings, registry: HandlerRegistry
 ) -> Iterator[Check]:
-    limits = registry.limits()
+    limits, schedules = registry.limits(), registry.schedules()
     executor = Executor(settings.schema)
-    for sentence in declare(connection, executor, str(settings.app), limits):
+    for sentence in declare(connection, executor, str(settings.app), limits, schedules):
         yield Check(LIMITS, Finding.WARNING, sentence)
-    yield Check(DECLARED, Finding.OK, f"{count_of(len(limits), 'limit')} declared")
+    for sentence in conflicts(connection, executor, str(settings.app), schedules):
+        yield Check(SCHEDULES, Finding.WARNING, sentence)
+    counts = count_of(len(limits), "limit"), count_of(len(schedules), "schedule")
+    yield Check(DECLARED, Finding.OK, f"{' and '.join(counts)} declared")
 
 
 def _check_files(settings: Settings) -> Iterator[Check]:

@@ -241,6 +241,8 @@ class TimerReading(NamedTuple):
     next_expires: float = inf
     #: Seconds until a rate lets a command start.
     opens: float = inf
+    #: Seconds until a schedule needs a steward.
+    ticks: float = inf
 
 
 class ClaimScope(Enum):

@@ -7,6 +7,7 @@ worker runs it among its own threads.
     RescueRound   releases what processes that have exited had claimed (a fleet's)
     StaleBoards   does so for supervisors that died without a successor (a fleet's)
     TimerRound    promotes due commands, and wakes a worker for leases that have ended
+    ScheduleRound sends the commands of schedules at their ticks
     BatchRound    ends batches that are over, and goes on with cancellations
     Arming        asks senders for notifications while a worker waits
 
@@ -39,6 +40,7 @@ from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.renewal import Renewal
 from cmdbus.worker.steward.batch_round import BatchRound
 from cmdbus.worker.steward.listening import Listening
+from cmdbus.worker.steward.schedule_round import ScheduleRound
 from cmdbus.worker.steward.timer_round import TimerRound
 from cmdbus.worker.waiting.arming import Arming
 from cmdbus.worker.waiting.timers import Timers
@@ -96,6 +98,7 @@ class Steward:
         self.timers = TimerRound(
             node, statements, timers, self._arming, self.listening, poll_interval
         )
+        self._schedules = ScheduleRound(statements, timers)
         self.batches = BatchRound(statements)
         self._rounds: list[Round] = []
         #: The monotonic time after which the current round is late; infinite between rounds.
@@ -112,7 +115,7 @@ class Steward:
     def start(self, others: Sequence[Round] = ()) -> None:
         """`others` run in addition to the rounds that every node needs."""
         # Leases before the others: claims of the dead can wait longer than leases of the living.
-        rounds = self.timers.run, self.batches.run, self._arm
+        rounds = self.timers.run, self._schedules.run, self.batches.run, self._arm
         self._rounds = [self.listening.run_round, self._renew, *others, *rounds]
         self._board.disarm()
         self.threads[0].start()

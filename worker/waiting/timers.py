@@ -53,6 +53,8 @@ class Timers:
         self._moved = False
         #: Monotonic time from which on the timers are read although commands were promoted.
         self._read_at = float("-inf")
+        #: Monotonic time at which a schedule needs a steward; see ScheduleRound.
+        self.ticks_at = inf
         #: The latest reading.
         self.seen = TimerReading(inf, inf, inf, suspects=False, queue_usage=0.0, pages=0)
 
@@ -68,7 +70,8 @@ class Timers:
             if time.monotonic() < self._read_at:
                 return 0.0
         seen = self._read(connection, leases, own)
-        self._read_at = time.monotonic() + MAX_UNREAD_SECONDS
+        now = time.monotonic()
+        self._read_at, self.ticks_at = now + MAX_UNREAD_SECONDS, now + seen.ticks
         # No statement for it while nothing has expired.
         if seen.expires <= 0 and self._expiry.step(connection):
             self._moved = True

@@ -72,7 +72,8 @@ GRANT SELECT ON
     {schema}.command, {schema}.batch, {schema}.batch_state, {schema}.domain,
     {schema}.domain_event,
     {schema}.process, {schema}.managed_process, {schema}.process_step, {schema}.process_event,
-    {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set
+    {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
+    {schema}.schedule, {schema}.schedule_declared, {schema}.schedule_added
     TO {role};
 GRANT SELECT, UPDATE ON SEQUENCE
     {schema}.armed, {schema}.alarm, {schema}.patience, {schema}.longer_patience,
@@ -107,13 +108,16 @@ GRANT SELECT ON
     {schema}.troubleshooting, {schema}.event, {schema}.incarnation, {schema}.domain,
     {schema}.domain_event, {schema}.batch, {schema}.batch_state,
     {schema}.process, {schema}.managed_process, {schema}.process_step, {schema}.process_event,
-    {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set
+    {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
+    {schema}.schedule, {schema}.schedule_declared, {schema}.schedule_added
     TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.cancel_limited,
     {schema}.cancel_of_key, {schema}.reschedule,
     {schema}.resolve, {schema}.resolve_chunk, {schema}.configure_domain,
     {schema}.set_limit, {schema}.clear_limit,
+    {schema}.add_schedule, {schema}.remove_schedule, {schema}.pause_schedule,
+    {schema}.run_schedule,
     {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.batch_keys,
     {schema}.cancel_process, {schema}.retry_process, {schema}.signal_process,
     {schema}.wake, {schema}.notify, {schema}.domain_bit, {schema}.is_handled,
@@ -138,5 +142,9 @@ GRANT SELECT ON
     {schema}.domain,
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set
     TO {role};
+GRANT SELECT (name, terms, app, paused, counts_from, next_tick, look_at, last_tick, last_command_id,
+              left_out, left_out_at, last_error) ON {schema}.schedule TO {role};
+GRANT SELECT (name, app, terms, declared_at) ON {schema}.schedule_declared TO {role};
+GRANT SELECT (name, terms, operator, reason, added_at) ON {schema}.schedule_added TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.is_handled, {schema}.explain, {schema}.explain_limits TO {role};

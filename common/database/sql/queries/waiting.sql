@@ -15,7 +15,8 @@ LISTEN {channel}_pause;
 -- it, until the next lease of other claimers ends, and until that of an own one does; whether a
 -- suspect waits; how full the server's queue of notifications is, from 0 to 1; the number of pages
 -- of ready that this has read; seconds until the first command that is not due yet; those until
--- commands expire, see next_expiry; and those until a rate lets a command start.
+-- commands expire, see next_expiry; those until a rate lets a command start; and those until a
+-- schedule needs a steward.
 SELECT
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
@@ -30,7 +31,9 @@ SELECT
         ARRAY(SELECT split_part(t, ' ', 1) FROM unnest(%(types)s::text[]) t),
         ARRAY(SELECT split_part(t, ' ', 2) FROM unnest(%(types)s::text[]) t),
         ARRAY(SELECT name FROM {schema}.limit_in_force WHERE starts_per_second IS NOT NULL),
-        %(node)s, clock_timestamp())
+        %(node)s, clock_timestamp()),
+    (SELECT extract(epoch FROM look_at - clock_timestamp()) FROM {schema}.schedule
+     WHERE look_at < 'infinity' ORDER BY look_at LIMIT 1)::double precision
 FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS pages) began
     LEFT JOIN LATERAL (
         SELECT * FROM {schema}.next_lease_ends(%(domains)s, %(types)s, %(own)s::bigint[])

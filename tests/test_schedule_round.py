@@ -1,0 +1,349 @@
+"""Stewards send a command at each tick of a schedule, once."""
+
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import do_nothing, handling, kinds, running
+from queries import rows, scalar
+
+from cmdbus import CommandBus, ScheduleRecord
+from cmdbus.failpoints import AFTER_TICK, BEFORE_TICK, set_failpoint_action
+from cmdbus.ticks import command_id
+from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.steward.schedule_round import ScheduleRound
+from cmdbus.worker.waiting.timers import Timers
+
+HOUR = timedelta(hours=1)
+#: Seconds from the latest tick to its command.
+LATE = """
+SELECT extract(epoch FROM c.created_at - s.last_tick)
+FROM cmdbus.schedule s JOIN cmdbus.command c ON c.command_id = s.last_command_id
+"""
+
+
+def round_of() -> ScheduleRound:
+    """A node's, which does not know of any tick."""
+    statements = ClaimStatements("cmdbus", 30)
+    timers = Timers(statements, ["payments"], ["payments Debit"])
+    timers.ticks_at = 0.0
+    return ScheduleRound(statements, timers)
+
+
+def run_to_the_end(each: ScheduleRound, connection: psycopg.Connection) -> None:
+    """Until nothing is due; other nodes may hold what is."""
+    eventually(lambda: each.run(connection) > 1, timeout=20)
+
+
+def due(connection: psycopg.Connection, name: str, first: datetime) -> None:
+    """Sets the next tick of a schedule."""
+    connection.execute(
+        "UPDATE cmdbus.schedule SET next_tick = %s, look_at = %s WHERE name = %s",
+        (first, first, name),
+    )
+
+
+def only(bus: CommandBus) -> ScheduleRecord:
+    [record] = bus.schedules.list()
+    return record
+
+
+def ticks(dsn: str) -> list[tuple[Any, ...]]:
+    """Of the commands that were sent: name and time."""
+    found = rows(
+        dsn,
+        "SELECT e.details ->> 'schedule', (e.details ->> 'tick')::timestamptz"
+        " FROM cmdbus.event e WHERE e.kind = 'SENT_BY_SCHEDULE' ORDER BY 2",
+    )
+    return [(name, tick.astimezone(UTC)) for name, tick in found]
+
+
+def hours_ago(count: int) -> datetime:
+    return datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - count * HOUR
+
+
+def test_a_tick_sends_one_command_and_the_next_one_waits(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    bus.schedules.add("hourly", "payments", "Debit", every="1h", data=[1], priority=2, key="k")
+    last = hours_ago(0)
+    this = round_of()
+    pause = this.run(connection)
+    assert (bus.query(), only(bus).next_tick) == ([], last + HOUR)
+    assert 0 < pause <= 3600
+    assert this.run(connection) == pytest.approx(pause, abs=1)
+    due(connection, "hourly", last)
+    assert round_of().run(connection) == pytest.approx(pause, abs=5)
+    [command] = bus.query()
+    assert command.command_id == command_id("cmdbus", "hourly", last)
+    assert (command.type, command.data, command.priority, command.key) == ("Debit", [1], 2, "k")
+    record = only(bus)
+    assert (record.last_tick, record.last_command_id) == (last, command.command_id)
+    assert (record.next_tick, record.left_out, record.last_error) == (last + HOUR, 0, None)
+    [_, event] = bus.audit("payments", command.command_id)
+    assert event.kind == "SENT_BY_SCHEDULE"
+    assert event.details["schedule"] == "hourly"
+    assert datetime.fromisoformat(event.details["tick"]) == last
+
+
+@pytest.mark.parametrize(
+    ("missed", "sent", "left_out"), [("one", 1, 5), ("all", 6, 0), ("none", 0, 6)]
+)
+def test_missed_ticks_are_sent_as_declared(
+    dsn: str,
+    bus: CommandBus,
+    connection: psycopg.Connection,
+    caplog: pytest.LogCaptureFixture,
+    missed: str,
+    sent: int,
+    left_out: int,
+) -> None:
+    bus.schedules.add("hourly", "payments", "Debit", every="1h", missed=missed)
+    due(connection, "hourly", hours_ago(5))
+    last = hours_ago(0)
+    if datetime.now(UTC) - last < timedelta(seconds=70) and missed == "none":
+        sent, left_out = 1, 5
+    round_of().run(connection)
+    expected = [last - n * HOUR for n in reversed(range(sent))]
+    assert [tick for _, tick in ticks(dsn)] == expected
+    record = only(bus)
+    assert (record.left_out, record.next_tick) == (left_out, last + HOUR)
+    assert (record.left_out_at is not None) == bool(left_out)
+    said = [message for message in caplog.messages if "left out" in message]
+    assert said == [f"schedule hourly: {left_out} ticks left out (missed={missed!r})"] * bool(
+        left_out
+    )
+
+
+def test_at_most_a_thousand_missed_ticks_are_sent_and_the_oldest_are_left_out(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    bus.schedules.add("hourly", "payments", "Debit", "0 * * * *", missed="all")
+    round_of().run(connection)
+    due(connection, "hourly", hours_ago(1050))
+    run_to_the_end(round_of(), connection)
+    assert [tick for _, tick in ticks(dsn)] == [hours_ago(n) for n in reversed(range(1000))]
+    assert (only(bus).left_out, only(bus).last_tick) == (51, hours_ago(0))
+
+
+def test_a_tick_whose_command_is_there_was_sent(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """As after a restore of the server to an earlier point, or with a clock that was set back."""
+    bus.schedules.add("hourly", "payments", "Debit", every="1h", missed="all")
+    round_of().run(connection)
+    due(connection, "hourly", hours_ago(2))
+    round_of().run(connection)
+    due(connection, "hourly", hours_ago(5))
+    round_of().run(connection)
+    assert len(bus.query()) == 6
+    record = only(bus)
+    assert (record.last_tick, record.last_error) == (hours_ago(0), None)
+
+
+def test_jitter_delays_the_command_and_not_the_tick(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    bus.schedules.add("hourly", "payments", "Debit", every="1h", jitter=86400)
+    round_of().run(connection)
+    due(connection, "hourly", hours_ago(0))
+    round_of().run(connection)
+    [command] = bus.query()
+    assert hours_ago(0) + timedelta(hours=1) < command.due_at < hours_ago(0) + timedelta(days=1)
+    assert only(bus).last_tick == hours_ago(0)
+
+
+def test_a_refused_tick_stays_due_and_is_tried_again(
+    bus: CommandBus, connection: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus.schedules.add("hourly", "payments", "Debit", every="1h")
+    bus.schedules.add("other", "refunds", "Debit", every="1h")
+    round_of().run(connection)
+    bus.configure("payments", accepting=False)
+    for name in ("hourly", "other"):
+        due(connection, name, hours_ago(0))
+    for _ in range(2):
+        round_of().run(connection)
+        connection.execute("UPDATE cmdbus.schedule SET look_at = now() WHERE name = 'hourly'")
+    [refused, sent] = bus.schedules.list()
+    assert (refused.next_tick, refused.last_tick) == (hours_ago(0), None)
+    assert refused.last_error == "the domain does not accept commands"
+    assert sent.last_tick == hours_ago(0)
+    assert caplog.messages == [
+        "schedule hourly: its domain refuses the command (closed); trying again every 5 s"
+    ]
+    bus.configure("payments", accepting=True)
+    round_of().run(connection)
+    record = bus.schedules.list()[0]
+    assert (record.last_tick, record.last_error) == (hours_ago(0), None)
+
+
+def test_a_schedule_that_fails_keeps_no_other_from_its_ticks(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One whose commands a trigger refuses, one with a line that cannot be read here, and one with
+    a zone that this system lacks."""
+    for name, line in (("a", "0 * * * *"), ("b", "0 * * * *"), ("c", "0 * * * *"), ("d", None)):
+        bus.schedules.add(name, "payments", "Debit", line, every=None if line else "1h")
+    round_of().run(connection)
+    connection.execute(
+        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'not today'; END $$; CREATE TRIGGER refuse BEFORE INSERT ON cmdbus.ready"
+        " FOR EACH ROW WHEN (NEW.key = 'bad') EXECUTE FUNCTION public.refuse();"
+        "UPDATE cmdbus.schedule SET terms.key = 'bad' WHERE name = 'a';"
+        "UPDATE cmdbus.schedule SET terms.cron = '0 * *' WHERE name = 'b';"
+        "UPDATE cmdbus.schedule SET terms.timezone = 'Mars/Base' WHERE name = 'c'"
+    )
+    for name in "abcd":
+        due(connection, name, hours_ago(0))
+    this = round_of()
+    this.run(connection)
+    assert ticks(dsn) == [("d", hours_ago(0))]
+    said = {record.name: record.last_error for record in bus.schedules.list()}
+    assert said["a"] == "not today" and said["d"] is None
+    assert said["b"] is not None and said["b"].startswith("wrong number of fields; its fields")
+    assert said["c"] == "there is no time zone 'Mars/Base' on this system"
+    assert len(caplog.messages) == 3
+    assert this.run(connection) > 1  # It does not try them in a loop.
+
+
+def test_a_node_without_cronsim_leaves_cron_lines_to_others(
+    dsn: str,
+    bus: CommandBus,
+    connection: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bus.schedules.add("cron", "payments", "Debit", "0 * * * *")
+    bus.schedules.add("every", "payments", "Debit", every="1h")
+    round_of().run(connection)
+    for name in ("cron", "every"):
+        due(connection, name, hours_ago(0))
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "cronsim", None)
+        this = round_of()
+        for _ in range(3):
+            this.run(connection)
+            due(connection, "every", hours_ago(0))
+            this._timers.ticks_at = 0.0
+        assert [name for name, _ in ticks(dsn)] == ["every"]
+        assert [m for m in caplog.messages if "pip install" in m] == caplog.messages
+        assert len(caplog.messages) == 1
+        assert bus.schedules.list()[0].last_error is None
+    round_of().run(connection)
+    assert sorted(name for name, _ in ticks(dsn)) == ["cron", "every"]
+
+
+def test_many_nodes_send_each_tick_once(dsn: str, bus: CommandBus) -> None:
+    """Hundreds of ticks, while all nodes try each at the same moment."""
+    names = [f"s{n}" for n in range(4)]
+    for name in names:
+        bus.schedules.add(name, "payments", "Debit", every="1h", missed="all")
+    together = threading.Barrier(4)
+    errors: list[BaseException] = []
+
+    def node() -> None:
+        try:
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                this = round_of()
+                for step in range(28, 0, -1):
+                    together.wait(20)
+                    due(connection, names[step % 4], hours_ago(step % 7))
+                    this._timers.ticks_at = 0.0
+                    run_to_the_end(this, connection)
+        except BaseException as error:
+            errors.append(error)
+            together.abort()
+
+    threads = [threading.Thread(target=node) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert not errors, errors
+    found = ticks(dsn)
+    assert len(found) == len(set(found)) == len(bus.query(limit=1000))
+    assert {tick for _, tick in found} == {hours_ago(n) for n in range(7)}
+
+
+@pytest.mark.parametrize("point", [BEFORE_TICK, AFTER_TICK])
+def test_a_node_that_dies_at_a_tick_neither_loses_nor_doubles_it(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection, point: str
+) -> None:
+    bus.schedules.add("hourly", "payments", "Debit", every="1h")
+    round_of().run(connection)
+    due(connection, "hourly", hours_ago(0))
+
+    def die(reached: str) -> None:
+        if reached == point:
+            raise SystemExit
+
+    set_failpoint_action(die)
+    try:
+        with pytest.raises(SystemExit):
+            round_of().run(connection)
+    finally:
+        set_failpoint_action(None)
+    assert len(bus.query()) == (point == AFTER_TICK)
+    round_of().run(connection)
+    assert ticks(dsn) == [("hourly", hours_ago(0))]
+
+
+def test_a_tick_waits_for_no_session_that_has_locked_its_schedule(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    for name in ("a", "b"):
+        bus.schedules.add(name, "payments", "Debit", every="1h")
+    round_of().run(connection)
+    for name in ("a", "b"):
+        due(connection, name, hours_ago(0))
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT FROM cmdbus.schedule WHERE name = 'a' FOR UPDATE")
+        assert round_of().run(connection) < 0.1
+        assert ticks(dsn) == [("b", hours_ago(0))]
+    round_of().run(connection)
+    assert len(ticks(dsn)) == 2
+
+
+def test_a_worker_that_waits_learns_of_a_new_schedule_and_sends_its_ticks(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """Its timers would be read in a minute."""
+
+    def sent_more_than(n: int) -> bool:
+        return len(bus.query()) > n
+
+    with running(dsn, handling(do_nothing)):
+        eventually(lambda: rows(dsn, "SELECT FROM cmdbus.waiter"))
+        next_tick = "SELECT next_tick FROM cmdbus.schedule"
+        bus.schedules.add("hourly", "payments", "Debit", every="1h")
+        eventually(lambda: scalar(connection, next_tick))
+        for n in range(3):
+            connection.execute(
+                "UPDATE cmdbus.schedule SET next_tick = now() + '0.2 s',"
+                " look_at = now() + '0.2 s'; SELECT cmdbus.wake_at(now())"
+            )
+            eventually(partial(sent_more_than, n))
+            assert scalar(connection, LATE) < 0.5
+        bus.schedules.pause("hourly")
+        assert scalar(connection, next_tick) is None
+        bus.schedules.resume("hourly")
+        eventually(lambda: scalar(connection, next_tick))
+        [command, *_] = bus.query()
+        eventually(lambda: "COMPLETED" in kinds(bus, command.command_id))
+
+
+def test_without_schedules_a_steward_sends_no_statement_for_them(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    statements = ClaimStatements("cmdbus", 30)
+    timers = Timers(statements, ["payments"], ["payments Debit"])
+    timers.promote_and_read(connection, leases=False)
+    assert timers.ticks_at == float("inf")
+    connection.close()
+    assert ScheduleRound(statements, timers).run(connection) == float("inf")

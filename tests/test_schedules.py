@@ -1,0 +1,183 @@
+"""Schedules that a registry declares."""
+
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from handlers import do_nothing
+from test_declaring import as_app
+
+from cmdbus import Command, Context, HandlerRegistry, handler
+from cmdbus.errors import AppError
+from cmdbus.schedules import Schedule
+from cmdbus.worker import Worker
+from cmdbus.worker.boot.app import load
+
+
+def work(command: Command, context: Context) -> None:
+    pass
+
+
+def declared(*arguments: Any, **options: Any) -> Schedule:
+    registry = HandlerRegistry()
+    registry.register("shop", "Work", work)
+    registry.schedule(*arguments, **options)(work)
+    [schedule] = registry.schedules()
+    return schedule
+
+
+def test_a_schedule_is_declared_above_or_below_the_handler() -> None:
+    registry = HandlerRegistry()
+
+    @registry.schedule("0 3 * * *", timezone="Europe/Zurich", name="nightly", missed="all")
+    @registry.handler("shop", "Close")
+    def close(command: Command, context: Context) -> None:
+        pass
+
+    @registry.handler("shop", "Count")
+    @registry.schedule(every="15m", jitter=timedelta(minutes=1), data={"all": True}, priority="low")
+    @registry.schedule(every=3600, name="hourly", max_attempts=5, key="counter")
+    def count(command: Command, context: Context) -> None:
+        pass
+
+    nightly, hourly, quarters = registry.schedules()
+    assert str(nightly) == "nightly: 0 3 * * * Europe/Zurich, shop/Close"
+    assert (nightly.missed, nightly.data, nightly.priority) == ("all", "null", 5)
+    assert (hourly.name, hourly.type, hourly.every) == ("hourly", "Count", 3600)
+    assert (hourly.max_attempts, hourly.key, hourly.missed) == (5, "counter", "one")
+    assert str(quarters) == "shop.Count: every 15m, shop/Count"
+    assert (quarters.jitter, quarters.data, quarters.priority) == (60.0, '{"all":true}', 10)
+    assert registry.schedules() == [nightly, hourly, quarters]
+
+
+def test_a_method_of_an_instance_has_its_schedule() -> None:
+    registry = HandlerRegistry()
+
+    class Shop:
+        @registry.schedule("0 3 * * *", name="nightly")
+        @handler("shop", "Close")
+        def close(self, command: Command, context: Context) -> None:
+            pass
+
+    registry.register_instance(Shop())
+    assert [schedule.type for schedule in registry.schedules()] == ["Close"]
+
+
+@pytest.mark.parametrize(
+    ("types", "names", "sentence"),
+    [
+        (
+            [],
+            ["nightly"],
+            "the schedule nightly is declared for work, which handles no type: decorate it with "
+            "@registry.handler(domain, type), too",
+        ),
+        (
+            ["Open", "Close"],
+            ["nightly"],
+            "the schedule nightly is declared for work, which handles shop/Open and shop/Close: "
+            "give one of them a function of its own",
+        ),
+        (
+            ["Open"],
+            [None, None],
+            "the schedule shop.Open is declared twice: give each a name of its own",
+        ),
+    ],
+)
+def test_a_schedule_without_its_one_handler_is_refused_where_the_registry_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, types: list[str], names: list[str | None], sentence: str
+) -> None:
+    registry = HandlerRegistry()
+    registry.register("shop", "Other", do_nothing)
+    for type_ in types:
+        registry.register("shop", type_, work)
+    for name in names:
+        registry.schedule(every="1h", name=name)(work)
+    with pytest.raises(ValueError) as raised:
+        Worker("host=nowhere.invalid", registry)
+    assert str(raised.value) == sentence
+    app = as_app(monkeypatch, registry)
+    with pytest.raises(AppError) as refused:
+        load(app)
+    assert str(refused.value) == f"{app}: {sentence}"
+
+
+NEVER = "it never matches, as no month that it names has such a day"
+FIELDS = "its fields are minute, hour, day, month and weekday, like '0 3 * * *'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({}, "the schedule x needs a cron line or every, one of them"),
+        ({"cron": "0 3 * * *", "every": "1h"}, "the schedule x needs a cron line or every, one"),
+        ({"cron": "0 0 31 2 *"}, f"cron of the schedule x cannot be '0 0 31 2 *': {NEVER}"),
+        ({"cron": "0 0 31 4,6 *"}, f"cron of the schedule x cannot be '0 0 31 4,6 *': {NEVER}"),
+        ({"cron": "0 0 */30 2 1#5"}, NEVER),
+        (
+            {"cron": "61 * * * *"},
+            f"cron of the schedule x cannot be '61 * * * *': bad minute; {FIELDS}",
+        ),
+        ({"cron": "0 0 32 * *"}, f"bad day-of-month; {FIELDS}"),
+        ({"cron": "@daily"}, f"'@daily': wrong number of fields; {FIELDS}"),
+        ({"cron": ""}, f"'': wrong number of fields; {FIELDS}"),
+        ({"cron": 5}, "cron of the schedule x must be a text like '0 3 * * *', not 5"),
+        (
+            {"cron": "0 3 * * *", "timezone": "Europe/Zürich"},
+            "timezone of the schedule x must be a name of a time zone, not 'Europe/Zürich': did "
+            "you mean 'Europe/Zurich'?",
+        ),
+        ({"cron": "0 3 * * *", "timezone": "europe/zurich"}, "did you mean 'Europe/Zurich'?"),
+        ({"cron": "0 3 * * *", "timezone": "../etc"}, ": write it like 'Europe/Zurich'"),
+        ({"cron": "0 3 * * *", "timezone": 1}, "not 1: write it like 'Europe/Zurich'"),
+        (
+            {"every": "1h", "timezone": "UTC"},
+            "timezone of the schedule x is only for a cron line: every counts from "
+            "1970-01-01 00:00 UTC",
+        ),
+        (
+            {"every": "soon"},
+            "every of the schedule x must be like '30s', '15m', '2h' or '1d', not 'soon'",
+        ),
+        ({"every": 0}, "every of the schedule x must be whole seconds from 1 to 366 days, not 0"),
+        ({"every": 1.5}, "must be whole seconds from 1 to 366 days, not 1.5"),
+        ({"every": "367d"}, "must be whole seconds from 1 to 366 days, not '367d'"),
+        ({"every": float("nan")}, "must be whole seconds from 1 to 366 days, not nan"),
+        (
+            {"every": "1h", "missed": "some"},
+            "missed of the schedule x must be one of 'one', 'all', 'none', not 'some'",
+        ),
+        (
+            {"every": "1h", "jitter": -1},
+            "jitter of the schedule x must be seconds or a timedelta from 0 to 24 hours, not -1",
+        ),
+        ({"every": "1h", "data": {1: 2}}, "data of the schedule x"),
+        ({"every": "1h", "priority": 11}, "priority must be 'high', 'normal', 'low', or a whole"),
+        ({"every": "1h", "max_attempts": 0}, "max_attempts of the schedule x must be a whole"),
+        ({"every": "1h", "key": ""}, "key of the schedule x must be text of 1 to 200"),
+        ({"every": "1h", "name": "a b"}, "name must be a letter and up to 99 more"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        declared(**{"name": "x", **arguments})
+    assert sentence in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_an_unknown_option_is_one_sentence() -> None:
+    with pytest.raises(TypeError, match="a schedule has no option 'place': there are every, "):
+        declared("0 3 * * *", place="UTC")
+    with pytest.raises(TypeError, match="no option 'timezon': did you mean 'timezone'"):
+        declared("0 3 * * *", timezon="UTC")
+
+
+def test_without_cronsim_a_cron_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cronsim", None)
+    with pytest.raises(ValueError) as raised:
+        declared("0 3 * * *")
+    assert str(raised.value) == (
+        "cron lines are read by cronsim, which is not installed: pip install 'cmdbus[cron]'"
+    )
+    assert declared(every="1d").every == 86400
