@@ -16,6 +16,7 @@ from eventually import eventually
 from fault_injection.failpoints import DIRECTORY, NAME, OF_WORKERS, Failpoints, pid_of
 from fleet import Fleet, kill, make_effects, unstarted
 
+from cmdbus import CommandBus
 from cmdbus import failpoints as points
 from cmdbus.board.board import Board
 from cmdbus.board.records import Role
@@ -28,7 +29,14 @@ PROGRAM = (
     " from cmdbus.supervisor.cli.supervise import main; main()"
 )
 OF_SUPERVISORS = (points.BEFORE_FORK, points.IN_CHILD, points.AFTER_FORK, points.IN_REAP)
-OF_STEWARDS = (points.ARMED, points.PROMOTED, points.IN_RESCUE, points.AFTER_RESCUE)
+OF_STEWARDS = (
+    *(points.ARMED, points.PROMOTED, points.IN_RESCUE, points.AFTER_RESCUE),
+    *(points.BEFORE_TICK, points.AFTER_TICK),
+)
+#: Failpoints that need no process to die.
+UNPROVOKED = {*OF_WORKERS, points.PROMOTED, points.BEFORE_TICK, points.AFTER_TICK}
+#: The priority of the commands of a schedule, which has a tick each second.
+OF_TICKS = 9
 WITHIN_S = 60.0
 
 pytestmark = [
@@ -46,6 +54,9 @@ def fleet(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         fleet.program = [sys.executable, "-c", PROGRAM]
         fleet.start()
         fleet.wait_until_ready()
+        with CommandBus(dsn) as bus:
+            options = {"every": "1s", "missed": "all", "priority": OF_TICKS}
+            bus.schedules.add("often", "shop", "Noop", **options)
         yield fleet
         if not fleet.running:
             fleet.start()
@@ -95,7 +106,7 @@ class BusyFleet:
     def _lure(self, left: set[str]) -> None:
         """A steward that begins arms; a process that dies is reaped, rescued, and replaced."""
         wanted = Role.STEWARD if points.ARMED in left else Role.WORKER
-        if not left - {*OF_WORKERS, points.PROMOTED} or not self.fleet.running:
+        if not left - UNPROVOKED or not self.fleet.running:
             return
         with suppress(BoardError):
             board = Board.open(self.fleet.board_path)
@@ -131,14 +142,22 @@ def assert_nothing_lost_or_doubled(fleet: Fleet, ids: list[UUID]) -> None:
     rows = fleet.query(
         "SELECT type, status, error_code, count(*), sum(effects)::int, max(effects) FROM ("
         " SELECT c.*, (SELECT count(*) FROM effect e WHERE e.command_id = c.command_id) effects"
-        " FROM cmdbus.command c) c GROUP BY 1, 2, 3"
+        " FROM cmdbus.command c WHERE priority <> %s) c GROUP BY 1, 2, 3",
+        OF_TICKS,
     )
     assert sum(row[3] for row in rows) == len(ids) == len(set(ids))
     for type, status, code, count, effects, most in rows:
         done = status == "COMPLETED" and type == "Debit"
         assert (effects, most) == ((count, 1) if done else (0, 0)), (type, status, code)
         assert code is None or (code == "LOST" and count < 10), rows
-    assert fleet.query("SELECT count(*) FROM cmdbus.ready") == [(0,)]
+    waiting = "SELECT count(*) FROM cmdbus.ready WHERE priority <> %s"
+    assert fleet.query(waiting, OF_TICKS) == [(0,)]
+    [(ticks, commands, seconds)] = fleet.query(
+        "SELECT count(DISTINCT tick), count(*), extract(epoch FROM max(tick) - min(tick)) + 1 FROM"
+        " (SELECT (details ->> 'tick')::timestamptz AS tick FROM cmdbus.event"
+        " WHERE kind = 'SENT_BY_SCHEDULE') e"
+    )
+    assert ticks == commands == seconds
 
 
 def test_a_process_killed_at_a_failpoint_loses_and_doubles_nothing(fleet: Fleet) -> None:

@@ -26,6 +26,8 @@ _POINTS = {
     points.SETTLED: "that has settled",
     points.ARMED: "that has armed",
     points.PROMOTED: "that has promoted",
+    points.BEFORE_TICK: "that is about to send for a tick",
+    points.AFTER_TICK: "that has sent for a tick",
     points.IN_RESCUE: "that has ended the sessions of a dead one",
     points.AFTER_RESCUE: "that has handed back",
     points.BEFORE_FORK: "that is about to fork",
