@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-#: Names of checks: what limits and schedules the app has, and that a start has declared them.
-LIMITS, SCHEDULES, DECLARED = "limits", "schedules", "declaration"
+#: Names of checks: what limits, schedules and tags the app has, and that a start has declared them.
+LIMITS, SCHEDULES, TAGS, DECLARED = "limits", "schedules", "tags", "declaration"
 
 
 class Finding(StrEnum):

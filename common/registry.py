@@ -1,7 +1,7 @@
 """Which function handles which commands. The only way from a command to code."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
@@ -12,6 +12,7 @@ from cmdbus.errors import HandlerAlreadyRegisteredError
 from cmdbus.limits import Declaration, Limit, check_declared, handler_limit, shared_limit
 from cmdbus.retry import RetryPolicy
 from cmdbus.schedules import Schedule, ScheduleOptions
+from cmdbus.selection import check_tags, needs
 
 #: Called with the command and its context; returns the command's result.
 HandlerFunction = Callable[..., Any]
@@ -60,6 +61,8 @@ class HandlerOptions(TypedDict, total=False):
     fair: bool
     #: Names of limits that the registry declares for several types.
     limit: str | Sequence[str] | None
+    #: Only workers that have all of these tags claim its commands.
+    tags: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +79,16 @@ class Handler:
     own_limit: Limit | None = None
     #: Names.
     shared_limits: tuple[str, ...] = ()
+    tags: frozenset[str] = frozenset()
     #: The same for all types of a domain whose commands may be handled together.
     group: MakeGroup | None = field(default=None, repr=False)
     #: `retry`, or the default.
     policy: RetryPolicy = field(init=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Of its type, as claims and limits name it."""
+        return f"{self.domain} {self.type}"
 
     def __post_init__(self) -> None:
         check_name("domain", self.domain)
@@ -90,6 +99,8 @@ class Handler:
         if self.retry is not None and not isinstance(self.retry, RetryPolicy):
             raise ValueError(f"retry must be a RetryPolicy, not {self.retry!r:.80}")
         _check_callable(self.function, f"the handler of {self.domain}/{self.type}")
+        tags = check_tags(f"tags of {self.domain}/{self.type}", self.tags)
+        object.__setattr__(self, "tags", frozenset(tags))
         object.__setattr__(self, "policy", self.retry or RetryPolicy())
 
 
@@ -223,11 +234,38 @@ class HandlerRegistry:
     def domains(self) -> list[str]:
         return sorted({handler.domain for handler in self})
 
+    def selected(self, domains: Collection[str], tags: Collection[str]) -> list[Handler]:
+        """The handlers of these domains, or of all if there are none, which a worker with these
+        tags runs. A ValueError if it runs none of them."""
+        selected = [
+            each
+            for each in self
+            if (not domains or each.domain in domains) and each.tags.issubset(tags)
+        ]
+        lacking = self.lacking(domains, tags)
+        if lacking and not selected:
+            raise ValueError(
+                f"no type is left that it can run: {needs(lacking)}, which it does not have; give "
+                f"it tags with --tag, or Worker(tags=...)"
+            )
+        return selected
+
+    def lacking(self, domains: Collection[str], tags: Collection[str]) -> dict[str, list[str]]:
+        """The types that a worker with these tags does not run, as "domain type", each with the
+        tags that it lacks."""
+        found = (each for each in self if not domains or each.domain in domains)
+        lacking = {each.name: sorted(each.tags.difference(tags)) for each in found}
+        return {name: missing for name, missing in lacking.items() if missing}
+
+    def tags(self) -> dict[str, list[str]]:
+        """Those of the types that have any, by "domain type"."""
+        return self.lacking((), ())
+
     def limits(self) -> list[Declaration]:
         """All that it declares; a ValueError if a handler has a limit that it does not declare."""
-        uses = {f"{each.domain} {each.type}": each.shared_limits for each in self}
+        uses = {each.name: each.shared_limits for each in self}
         check_declared(uses, self._limits)
-        own = [Declaration(f"{h.domain} {h.type}", h.own_limit) for h in self if h.own_limit]
+        own = [Declaration(each.name, each.own_limit) for each in self if each.own_limit]
         return [*own, *(self._shared(name, uses) for name in self._limits)]
 
     def schedules(self) -> list[Schedule]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cmdbus.selection import ALL_PRIORITIES
 from cmdbus.timeouts import Timeouts
 
 #: Payload bytes that a process claims ahead of its threads.
@@ -24,6 +25,10 @@ class Settings:
     threads: int = 8
     #: Empty: all that the app handles.
     domains: tuple[str, ...] = ()
+    #: Types that need others are not run.
+    tags: tuple[str, ...] = ()
+    #: The first and the last one that are claimed.
+    priorities: tuple[int, int] = ALL_PRIORITIES
     timeouts: Timeouts = field(default_factory=Timeouts)
     poll_interval: float = 60.0
     #: False where LISTEN does not work: workers then poll.

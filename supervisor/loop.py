@@ -22,7 +22,7 @@ from cmdbus.counting import count_of
 from cmdbus.errors import BoardError, CmdbusError
 from cmdbus.exits import Exit
 from cmdbus.logs import set_up
-from cmdbus.readiness import DECLARED, LIMITS, SCHEDULES, Check, Finding, sentences
+from cmdbus.readiness import DECLARED, LIMITS, SCHEDULES, TAGS, Check, Finding, sentences
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import reap_orphans, wait
 from cmdbus.supervisor.fleet import Fleet
@@ -270,7 +270,7 @@ class Supervisor:
             if check.name in (LIMITS, SCHEDULES) and check.finding is Finding.WARNING:
                 logger.warning("%s", check)
         names = [check.name for check in checks]
-        declared = [name for name in (LIMITS, SCHEDULES) if name in names]
+        declared = [name for name in (LIMITS, SCHEDULES, TAGS) if name in names]
         if declared and DECLARED not in names:
             logger.warning(
                 "the %s of the app are not declared: %s; reload again later",

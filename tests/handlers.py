@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -189,6 +190,22 @@ class Gate:
     def wait_for(self, count: int) -> None:
         for _ in range(count):
             assert self.entered.acquire(timeout=10)
+
+
+def await_rest(worker: Worker, seconds: float = 0.3) -> None:
+    """Until it has claimed nothing, and tried no claim, for this time."""
+    names = ("cmdbus_batches_processed_total", "cmdbus_empty_receives_total")
+    seen: object = None
+    since = 0.0
+
+    def rests() -> bool:
+        nonlocal seen, since
+        now, claims = time.monotonic(), [worker.metrics()[name] for name in names]
+        if claims != seen:
+            seen, since = claims, now
+        return now - since > seconds
+
+    eventually(rests)
 
 
 def threads_of_workers() -> list[str]:

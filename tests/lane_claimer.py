@@ -6,6 +6,7 @@ from typing import NamedTuple
 import psycopg
 from handlers import connect
 
+from cmdbus.selection import ALL_PRIORITIES
 from cmdbus.worker.claims.claim import (
     Claim,
     ClaimPart,
@@ -49,6 +50,7 @@ class LaneClaimer:
         self._dsn = dsn
         self.connection = self._connect()
         self.types = types
+        self.priorities = ALL_PRIORITIES
         self.statements = ClaimStatements("cmdbus", 1000, scope)
         self.statements.types = types
         self.statements.register(self.connection, "tester")
@@ -94,8 +96,9 @@ class LaneClaimer:
         _, limited, shared = known or self.statements.limited_types(self.connection)
         domains = sorted({name.split(" ")[0] for name in self.types})
         plain = [name for name in self.types if name not in limited]
-        lanes = LaneRequest(limited, [], shared, free, 0, floors={}, below=True)
+        lanes = LaneRequest(limited, [], shared, free, 0, {}, True, self.priorities)
         request = ClaimRequest(free, 0, domains, plain, [], floors={}, bytes=bytes_, lanes=lanes)
+        request = request._replace(priorities=self.priorities)
         finished = [Finished(claim, completed(None), 3, 0.0) for claim in done]
         _, claims = self.statements.settle_and_claim(
             self.connection, finished, request, self._looked

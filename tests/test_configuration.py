@@ -71,7 +71,8 @@ def test_every_option_reaches_the_settings() -> None:
         *("--thread-timeout", "3", "--watchdog-timeout", "4", "--poll-interval", "0.1"),
         *("--wake", "poll", "--wake-jitter", "10", "--drain-timeout", "5"),
         *("--max-commands", "1000", "--max-rss", "512M", "--max-age", "3600"),
-        *("--claim-bytes", "1M"),
+        *("--claim-bytes", "1M", "--tag", "gpu", "--tag", "eu", "--tag", "gpu"),
+        *("--priority", "0-4"),
         *("--http", ":8080", "--name", "two", "--runtime-dir", "run", "--log-format", "json"),
         *("--log-level", "debug", "--drain"),
     ) == Settings(
@@ -81,6 +82,8 @@ def test_every_option_reaches_the_settings() -> None:
         procs=4,
         threads=3,
         domains=("b", "a"),
+        tags=("eu", "gpu"),
+        priorities=(0, 4),
         timeouts=Timeouts(statement=1, pool=2, lease=2.5, thread=3, watchdog=4),
         poll_interval=0.1,
         listen=False,
@@ -104,6 +107,20 @@ def test_no_setting_is_without_an_option() -> None:
     for owner in (Settings, Timeouts):
         attributes = {setting.attribute for setting in SETTINGS if setting.owner is owner}
         assert attributes == {field.name for field in fields(owner)} - elsewhere
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "sentence"),
+    [
+        ("--priority", "4-0", "it must begin with the lower number, like 0-4, not '4-0'"),
+        ("--priority", "11", "it must be priorities from 0 to 10, like 0-4 or 3, not '11'"),
+        ("--priority", "high", "it must be priorities from 0 to 10, like 0-4 or 3, not 'high'"),
+        ("--tag", "", "it must be a letter and up to 99 more"),
+        ("--tag", "eu, gpu", "--tag A --tag B, as CMDBUS_TAG='A B', or as a list"),
+    ],
+)
+def test_what_no_worker_can_select_by_is_refused(option: str, text: str, sentence: str) -> None:
+    assert sentence in refused(option, text)
 
 
 def test_an_option_wins_over_the_environment_and_that_over_the_file(

@@ -58,7 +58,9 @@ def test_a_worker_declares_when_it_starts_and_removes_what_it_no_longer_declares
         eventually(lambda: declared(dsn) == [("worker:debits", "payments Debit", 6)])
 
 
-def test_an_app_without_limits_writes_nothing(dsn: str, connection: psycopg.Connection) -> None:
+def test_an_app_without_limits_and_tags_writes_nothing(
+    dsn: str, connection: psycopg.Connection
+) -> None:
     """Neither a row nor a lock that another start would wait for."""
     with connection.transaction():
         connection.execute("SELECT cmdbus.begin_limit_change()")

@@ -11,6 +11,7 @@ from claiming import Claimer, ended
 from eventually import eventually
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
+from queries import rows
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.errors import DatabaseUnavailableError
@@ -45,6 +46,16 @@ def test_depths_are_counted_by_domain_and_state(
             ("payments", "troubleshooting"): 1,
             ("orders", "scheduled"): 2,
         }
+
+
+def test_commands_that_no_living_node_claims_are_counted_with_the_reason(
+    dsn: str, bus: CommandBus
+) -> None:
+    bus.send_many([SendRequest("payments", "Render")] * 3)
+    rows(dsn, "SELECT cmdbus.declare_tags('shop', '{\"payments Render\": [\"gpu\"]}')")
+    with gauge(lambda: psycopg.connect(dsn, autocommit=True)) as asked:
+        counts = eventually(lambda: asked.read().unreachable)
+    assert counts == {("payments", "Render", "tags"): 3}
 
 
 def test_depths_are_known_while_batches_cannot_be_counted(dsn: str, bus: CommandBus) -> None:

@@ -37,6 +37,9 @@ READY = Facts(
     paused=False,
     nodes=2,
     handlers=1,
+    claimers=1,
+    missing_tags=None,
+    priority=5,
     ahead=0,
     many=False,
 )
@@ -95,6 +98,21 @@ READY = Facts(
             "It waits: domain payments is paused, and no node is alive.",
         ),
         ("ready", {"handlers": 0}, "It waits: no living node handles payments/Debit."),
+        (
+            "limited",
+            {"handlers": 0, "missing_tags": ["gpu"]},
+            "It waits: no living node has the tag gpu, which payments/Debit needs.",
+        ),
+        (
+            "ready",
+            {"handlers": 0, "missing_tags": ["eu", "gpu"]},
+            "It waits: no living node has the tags eu and gpu, which payments/Debit needs.",
+        ),
+        (
+            "ready",
+            {"claimers": 0},
+            "It waits: no living node claims priority 5 of payments/Debit.",
+        ),
         (
             "ready",
             {"losses": SUSPECT_LOSSES},

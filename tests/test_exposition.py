@@ -233,6 +233,7 @@ def test_every_family_is_on_the_first_page(board: Board) -> None:
         ("cmdbus_dequeue_latency_seconds", "histogram"),
         ("cmdbus_handler_duration_seconds", "histogram"),
         ("cmdbus_queue_depth", "gauge"),
+        ("cmdbus_unreachable_commands", "gauge"),
         ("cmdbus_batches", "gauge"),
         ("cmdbus_slots", "gauge"),
         ("cmdbus_process_restarts_total", "counter"),
@@ -242,7 +243,7 @@ def test_every_family_is_on_the_first_page(board: Board) -> None:
         ("cmdbus_oldest_snapshot_seconds", "gauge"),
         ("cmdbus_managed_processes", "gauge"),
     ]
-    assert page.count("# HELP ") == 18 and page.endswith("\n")
+    assert page.count("# HELP ") == 19 and page.endswith("\n")
 
 
 def test_series_whose_labels_are_known_are_there_before_their_first_event(board: Board) -> None:

@@ -20,7 +20,7 @@ from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.pipeline.in_flight import ROW_LOCKED, InFlight
 from cmdbus.worker.pipeline.unsettled import Unsettled
-from cmdbus.worker.worker import _telemetry_of_one
+from cmdbus.worker.standalone import telemetry_of_one
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_an_outcome_that_cannot_be_settled_holds_up_no_other(dsn: str, bus: Comm
     """One that the server refuses goes to troubleshooting, and one whose row another session
     has locked is settled when that ends."""
     ids = bus.send_many([SendRequest("payments", "Debit")] * 4)
-    statements, telemetry = ClaimStatements("cmdbus", 30), _telemetry_of_one()
+    statements, telemetry = ClaimStatements("cmdbus", 30), telemetry_of_one()
     held_claims = InFlight(statements, telemetry.seat)
     unsettled = Unsettled(statements, telemetry, held_claims)
     slot = telemetry.acquire_slot()

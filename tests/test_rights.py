@@ -103,10 +103,13 @@ RIGHTS = {
             *("cancel_process", "retry_process", "signal_process"),
             *("reschedule", "resolve", "resolve_chunk", "notify", "wake"),
             *("explain", "explain_limits", "is_handled", "is_waiting"),
+            *("missing_tags", "unclaimed_priorities"),
         ],
     },
     "monitor": {
-        "EXECUTE": ["explain", "explain_limits", "is_handled"],
+        "EXECUTE": [
+            *("explain", "explain_limits", "is_handled", "missing_tags", "unclaimed_priorities"),
+        ],
         "SELECT": [
             *("domain", "migration", "scheduled.domain", "scheduled.type"),
             *LIMIT_TABLES,

@@ -22,7 +22,7 @@ from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.pipeline.telemetry import Telemetry
 from cmdbus.worker.pipeline.unsettled import MAX_BYTES, Unsettled, first_part
-from cmdbus.worker.worker import _telemetry_of_one
+from cmdbus.worker.standalone import telemetry_of_one
 
 
 class Lost:
@@ -31,7 +31,7 @@ class Lost:
     def __init__(self, dsn: str, connection: psycopg.Connection) -> None:
         statements = ClaimStatements("cmdbus", 30)
         statements.register(connection, "tester")
-        self.record: Telemetry = _telemetry_of_one()
+        self.record: Telemetry = telemetry_of_one()
         self.held = InFlight(statements, self.record.seat)
         self.done = Unsettled(statements, self.record, self.held)
         [claimed] = claim(statements, connection)

@@ -1,4 +1,4 @@
-"""Declares the limits and schedules of an app in the database."""
+"""Declares the limits and schedules of an app, and the tags of its types, in the database."""
 
 import json
 import logging
@@ -25,13 +25,15 @@ def declare(
     app: str,
     limits: Sequence[Declaration],
     schedules: Sequence[Schedule] = (),
+    tags: Mapping[str, Sequence[str]] | None = None,
 ) -> list[str]:
-    """Makes these all that the app declares, in one transaction. A sentence for each limit that a
-    living node has declared otherwise."""
+    """Makes these all that the app declares, in one transaction; `tags` are those of its types, by
+    "domain type". A sentence for each limit that a living node has declared otherwise."""
     values = [json.dumps([each.row for each in declared]) for declared in (limits, schedules)]
     with connection.transaction():
         rows = executor.rows(connection, "declare_limits", app=app, limits=values[0])
         executor.rows(connection, "declare_schedules", app=app, schedules=values[1])
+        executor.rows(connection, "declare_tags", app=app, tags=json.dumps(tags or {}))
     return [_change(*row) for row in rows]
 
 
@@ -53,7 +55,7 @@ def declare_and_warn(
     connection: Connection, executor: Executor, app: str, registry: HandlerRegistry
 ) -> None:
     schedules = registry.schedules()
-    sentences = declare(connection, executor, app, registry.limits(), schedules)
+    sentences = declare(connection, executor, app, registry.limits(), schedules, registry.tags())
     sentences += conflicts(connection, executor, app, schedules)
     for sentence in sentences:
         logger.warning("%s", sentence)

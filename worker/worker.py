@@ -4,16 +4,14 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 
 import psycopg
 
-from cmdbus.board.board import Board, Node
+from cmdbus.board.board import Node
 from cmdbus.board.health import HealthReport
-from cmdbus.board.records import Role
-from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.checks import check_name, check_seconds, check_whole, shown
 from cmdbus.clock import time
 from cmdbus.counting import count_of
@@ -24,6 +22,7 @@ from cmdbus.database.pool import SessionPool
 from cmdbus.database.session_names import node_number
 from cmdbus.errors import AppError, DatabaseUnavailableError
 from cmdbus.registry import HandlerRegistry
+from cmdbus.selection import ALL_PRIORITIES, check_priorities, check_tags
 from cmdbus.settings import CLAIM_BYTES
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import ClaimScope
@@ -38,6 +37,7 @@ from cmdbus.worker.housekeeping import Housekeeping
 from cmdbus.worker.monkey_patches import patched
 from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.telemetry import SLOTS, FailedExecution, Telemetry
+from cmdbus.worker.standalone import node_of_one, telemetry_of_one
 from cmdbus.worker.steward.steward import Steward, connect
 from cmdbus.worker.thread_pool import ThreadPool
 from cmdbus.worker.waiting.node_waiter import NodeWaiter, check_poll_interval
@@ -59,8 +59,6 @@ MAX_THREADS = SLOTS // 2
 _ABANDON_SECONDS = 5.0
 #: Seconds between two attempts to reach a database that is away.
 _AWAY_SECONDS = 1.0
-#: Capacity of a standalone worker's wake pipe: a byte for the current claim, and for the next.
-_WAKE_BYTES = 2
 
 
 class Worker:
@@ -77,6 +75,8 @@ class Worker:
         registry: HandlerRegistry,
         *,
         domains: Sequence[str] | None = None,
+        tags: Collection[str] = (),
+        priorities: tuple[int, int] = ALL_PRIORITIES,
         concurrency: int = 4,
         poll_interval: float = 60.0,
         timeouts: Timeouts | None = None,
@@ -86,10 +86,14 @@ class Worker:
         wake_jitter_ms: int = 0,
         claim_bytes: int = CLAIM_BYTES,
     ) -> None:
-        """`claim_bytes`: payload to claim ahead of threads; a larger command is claimed alone."""
+        """`tags`: types that need others are not run. `priorities`: the first and the last one that
+        is claimed. `claim_bytes`: payload to claim ahead of threads; a larger command is claimed
+        alone."""
         self._pool_or_dsn = pool_or_dsn
         self._registry = registry
-        self._domains = _check_domains(domains, registry)
+        self._tags = sorted(check_tags("tags", tags))
+        self._domains = _check_domains(domains, registry, self._tags)
+        self._priorities = check_priorities(priorities)
         self._concurrency = check_whole("concurrency", concurrency, 1, MAX_THREADS)
         self._poll_interval = check_poll_interval(poll_interval)
         self._timeouts = timeouts or Timeouts()
@@ -99,7 +103,7 @@ class Worker:
         #: None for a standalone worker, which is a node of one process while it runs.
         self._node = node
         self._wake_jitter_ms = wake_jitter_ms
-        self._telemetry = Telemetry(node.board, node.seat) if node else _telemetry_of_one()
+        self._telemetry = Telemetry(node.board, node.seat) if node else telemetry_of_one()
         #: Stop deadlines. No Event: the thread that a signal handler interrupts may have its lock.
         self._orders: SimpleQueue[float] = SimpleQueue()
         self._ended = threading.Event()
@@ -124,7 +128,7 @@ class Worker:
                 raise AppError(sentence)
             statements.load()
             with ExitStack() as opened:
-                node = self._node or _node_of_one(self._telemetry, opened)
+                node = self._node or node_of_one(self._telemetry, opened)
                 pool = self._opened = self._open(node)
                 if isinstance(pool, SessionPool):
                     opened.callback(pool.close)
@@ -266,8 +270,10 @@ class Worker:
         self.request_stop(time.monotonic() + _ABANDON_SECONDS)
 
     def _setup(self, pool: Pool | SessionPool, waiter: NodeWaiter) -> Setup:
-        handlers = [handler for handler in self._registry if handler.domain in self._domains]
-        self._statements.types = [f"{handler.domain} {handler.type}" for handler in handlers]
+        handlers = self._registry.selected(self._domains, self._tags)
+        self._statements.types = [handler.name for handler in handlers]
+        self._statements.tags = self._tags
+        self._statements.priorities = self._priorities
         exhausted = self._telemetry.health.pool_exhausted
         return Setup(
             statements=self._statements,
@@ -311,28 +317,10 @@ def _claim_statements(
     return made
 
 
-def _telemetry_of_one() -> Telemetry:
-    """The telemetry of a worker without a supervisor, on a board of its own."""
-    board = Board.in_memory(1, SLOTS)
-    seat, now = board.seat(0), time.monotonic_ns()
-    seat.assign(Role.WORKER, number=0, generation=1)
-    seat.enter(pid=os.getpid(), generation=1, now=now)
-    return Telemetry(board, seat)
-
-
-def _node_of_one(telemetry: Telemetry, opened: ExitStack) -> Node:
-    worker_pipe, steward_pipe = WakePipe(_WAKE_BYTES), WakePipe(1)
-    opened.callback(worker_pipe.close)
-    opened.callback(steward_pipe.close)
-    return Node(
-        board=telemetry.board,
-        seat=telemetry.seat,
-        worker_pipe=worker_pipe,
-        steward_pipe=steward_pipe,
-    )
-
-
-def _check_domains(domains: Sequence[str] | None, registry: HandlerRegistry) -> list[str]:
+def _check_domains(
+    domains: Sequence[str] | None, registry: HandlerRegistry, tags: Sequence[str]
+) -> list[str]:
+    """Those of which it runs a type."""
     if not isinstance(registry, HandlerRegistry):
         raise ValueError(f"registry must be a HandlerRegistry, not {shown(registry)}")
     if not len(registry):
@@ -340,7 +328,7 @@ def _check_domains(domains: Sequence[str] | None, registry: HandlerRegistry) -> 
     registry.limits()  # Checks them.
     registry.schedules()
     if domains is None:
-        return registry.domains
+        domains = registry.domains
     if isinstance(domains, str):
         raise ValueError(f"domains must be a list of names, not {domains!r}")
     for domain in domains:
@@ -348,4 +336,5 @@ def _check_domains(domains: Sequence[str] | None, registry: HandlerRegistry) -> 
             raise ValueError(f"the registry has no handler for domain {domain!r}")
     if not domains:
         raise ValueError("domains must name at least one domain, or be None for all")
-    return list(dict.fromkeys(domains))
+    run = {handler.domain for handler in registry.selected(domains, tags)}
+    return [domain for domain in dict.fromkeys(domains) if domain in run]

@@ -12,6 +12,7 @@ from cmdbus.errors import CommandNotFoundError
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.requests import check_command
 from cmdbus.retry import SUSPECT_LOSSES
+from cmdbus.selection import listed
 
 #: Waiting commands of the domain that are counted.
 _MAX_COUNT = 1000
@@ -36,9 +37,13 @@ class Facts(NamedTuple):
     #: The server's time.
     present: datetime
     paused: bool
-    #: Living ones, and those of them that handle its type.
+    #: Living ones, those of them that run its type, and those that also claim its priority.
     nodes: int
     handlers: int
+    claimers: int
+    #: Of those that its type needs; None if a living node has all of them.
+    missing_tags: Sequence[str] | None
+    priority: int
     #: Commands that are claimed before it, and whether there may be more.
     ahead: int | None
     many: bool | None
@@ -133,8 +138,12 @@ def _hindrances(domain: str, facts: Facts) -> Iterator[str]:
         yield f"domain {domain} is paused"
     if not facts.nodes:
         yield "no node is alive"
+    elif not facts.handlers and facts.missing_tags:
+        yield f"no living node has {listed(facts.missing_tags)}, which {domain}/{facts.type} needs"
     elif not facts.handlers:
         yield f"no living node handles {domain}/{facts.type}"
+    elif not facts.claimers:
+        yield f"no living node claims priority {facts.priority} of {domain}/{facts.type}"
     elif facts.source == "ready" and facts.losses >= SUSPECT_LOSSES:
         lost = count_of(facts.losses, "process", "es")
         yield f"it runs next in a process of its own, because {lost} ended while it ran"

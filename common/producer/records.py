@@ -191,6 +191,11 @@ class DomainRecord:
     types: dict[str, Waiting]
     #: Types without a handler in any worker, whose commands have waited for a minute.
     unhandled: list[str]
+    #: Types with tags that no living node has, or not all of them together, and these tags.
+    missing_tags: dict[str, list[str]]
+    #: Types with priorities that no living node claims, and in which commands have waited for a
+    #: minute.
+    unclaimed_priorities: dict[str, list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,10 +246,12 @@ def domains_of(rows: Iterable[Sequence[Any]]) -> list[DomainRecord]:
 
 def _domain_of(rows: Sequence[Sequence[Any]]) -> DomainRecord:
     types = {row[1]: Waiting(*row[2:8]) for row in rows if row[1] is not None}
-    domain, *_, paused, accepting, max_depth, warn_depth, most_of_key, keep, _ = rows[0]
+    domain, *_, paused, accepting, max_depth, warn_depth, most_of_key, keep = rows[0][:-3]
     settings = paused, accepting, max_depth, warn_depth, most_of_key, keep
-    unhandled = [row[1] for row in rows if row[-1]]
-    return DomainRecord(domain, *settings, sum(types.values(), Waiting()), types, unhandled)
+    unhandled = [row[1] for row in rows if row[-3]]
+    tags, priorities = ({row[1]: row[column] for row in rows if row[column]} for column in (-2, -1))
+    counts = sum(types.values(), Waiting()), types
+    return DomainRecord(domain, *settings, *counts, unhandled, tags, priorities)
 
 
 def _text(value: object) -> str:

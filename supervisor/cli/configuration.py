@@ -11,6 +11,7 @@ import click
 
 from cmdbus.checks import did_you_mean
 from cmdbus.errors import CmdbusError
+from cmdbus.selection import range_of
 from cmdbus.settings import Settings
 from cmdbus.supervisor.cli.options import DSN_FROM, SETTINGS_FILE, origin
 from cmdbus.supervisor.cli.setting import SETTINGS
@@ -37,7 +38,7 @@ class Entry:
     """One setting to show, and where it comes from. Holds no secret."""
 
     name: str
-    #: Numbers and flags as such, all else as text; None for off.
+    #: Numbers and flags as such, all else as text; None for off, and for no name.
     value: str | float | bool | None
     source: str
 
@@ -188,10 +189,12 @@ def _plain(name: str, value: object) -> str | float | bool | None:
             return value
         case _ if name == "dsn":
             return "(not shown)"
+        case (int(), int()):
+            return range_of(value)
         case (str(host), int(port)):
             return address_text(host, port)
         case tuple():
-            return " ".join(value) or "all that the app handles"
+            return " ".join(value) or None
         case _:
             return str(value)
 

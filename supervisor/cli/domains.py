@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cmdbus.checks import did_you_mean
+from cmdbus.selection import listed, priorities_text
 from cmdbus.supervisor.cli.options import audit_options, option, time_option
 from cmdbus.supervisor.cli.output import UNITS, Shown, age, audit_lines, table
 from cmdbus.supervisor.cli.parameters import NO_LIMIT, limit, span
@@ -122,11 +123,16 @@ def _remarks(found: "list[DomainRecord]") -> Iterator[str]:
             yield f"{name} is full: depth {depth}, and sends are refused from {record.max_depth}"
         elif record.warn_depth is not None and depth >= record.warn_depth:
             yield f"{name} has depth {depth}, and senders log a warning from {record.warn_depth}"
+        for type_, missing in record.missing_tags.items():
+            yield f"{name}/{type_} waits: no living node has {listed(missing)}, which it needs"
+        for type_, priorities in record.unclaimed_priorities.items():
+            yield f"{name}/{type_} waits: no living node claims {priorities_text(priorities)} of it"
         for type_ in record.unhandled:
-            yield (
-                f"{name}/{type_} waits for {age(record.types[type_].oldest_age)} and none "
-                f"runs: does a worker have a handler for it?"
-            )
+            if type_ not in record.missing_tags:
+                yield (
+                    f"{name}/{type_} waits for {age(record.types[type_].oldest_age)} and none "
+                    f"runs: does a worker have a handler for it?"
+                )
 
 
 @click.group(help="Show and change the settings of domains.")

@@ -12,7 +12,15 @@ import click
 from cmdbus.proc import usable_cpus
 from cmdbus.settings import MIN_POLL_SECONDS, Settings
 from cmdbus.supervisor.cli.options import database_options, key, option, stacked
-from cmdbus.supervisor.cli.values import address, domain, payload_size, seconds, size, whole
+from cmdbus.supervisor.cli.values import (
+    address,
+    one_name,
+    payload_size,
+    priorities,
+    seconds,
+    size,
+    whole,
+)
 from cmdbus.supervisor.runtime import check_supervisor_name
 from cmdbus.timeouts import Timeouts
 
@@ -76,11 +84,30 @@ SETTINGS = (
     Setting(
         "--domain",
         "Run this domain; repeatable. Without: all that the app handles.",
-        parse=domain,
+        parse=partial(one_name, option="domain"),
         multiple=True,
         metavar="NAME",
         attribute="domains",
         convert=lambda names: tuple(dict.fromkeys(names)),
+        without="all that the app handles",
+    ),
+    Setting(
+        "--tag",
+        "A tag of this fleet, which then runs types that need it; repeatable.",
+        parse=partial(one_name, option="tag"),
+        multiple=True,
+        metavar="NAME",
+        attribute="tags",
+        convert=lambda names: tuple(sorted(set(names))),
+        without="none",
+    ),
+    Setting(
+        "--priority",
+        "Claim only these priorities, like 0-4 or 3.",
+        parse=priorities,
+        metavar="FIRST-LAST",
+        default="0-10",
+        attribute="priorities",
     ),
     _timeout("--statement-timeout", "statement", "For one SQL statement."),
     _timeout("--pool-timeout", "pool", "To wait for a connection."),

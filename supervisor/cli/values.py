@@ -5,6 +5,7 @@ from typing import BinaryIO
 from uuid import UUID
 
 from cmdbus.checks import check_id, check_name, check_seconds
+from cmdbus.selection import ALL_PRIORITIES
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d{1,10}(?:\.\d{1,6})?)(ms|[smhd]?)", re.ASCII)
@@ -68,16 +69,28 @@ def whole(text: str, *, at_least: int = 1, at_most: int = 2**53) -> int:
     return number
 
 
-def domain(text: str) -> str:
+def one_name(text: str, *, option: str) -> str:
+    """Of an option that is repeated."""
     try:
         return check_name("it", text)
     except ValueError as error:
         if not re.search(r"[\s,;]", text):
             raise
         raise ValueError(
-            f"{error}; several domains are given as --domain A --domain B, as "
-            f"CMDBUS_DOMAIN='A B', or as a list in the settings file"
+            f"{error}; several {option}s are given as --{option} A --{option} B, as "
+            f"CMDBUS_{option.upper()}='A B', or as a list in the settings file"
         ) from None
+
+
+def priorities(text: str) -> tuple[int, int]:
+    """The first and the last one: `0-4`, or `3`."""
+    found = re.fullmatch(r"(\d{1,2})(?:-(\d{1,2}))?", text, re.ASCII)
+    if not found or max(int(number or 0) for number in found.groups()) > ALL_PRIORITIES[1]:
+        raise ValueError(f"it must be priorities from 0 to 10, like 0-4 or 3, not {text!r}")
+    first, last = int(found[1]), int(found[2] or found[1])
+    if first > last:
+        raise ValueError(f"it must begin with the lower number, like {last}-{first}, not {text!r}")
+    return first, last
 
 
 def address(text: str) -> tuple[str, int]:

@@ -17,11 +17,12 @@ from cmdbus.database.executor import Executor
 from cmdbus.database.statements import statement
 from cmdbus.errors import AppError
 from cmdbus.readiness import DECLARED, LIMITS, SCHEDULES, Check, Finding, worst
-from cmdbus.registry import Handler, HandlerRegistry
+from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.worker.boot import budget, effective
 from cmdbus.worker.boot.app import hint, load
 from cmdbus.worker.boot.schema_checks import check_schema
+from cmdbus.worker.boot.selection_checks import check_others, check_tags
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.pools import HEADROOM, complete, session_settings
 from cmdbus.worker.claims.rejections import reason
@@ -58,6 +59,7 @@ def _checks(settings: Settings, before: Sequence[Check], declares: bool) -> Iter
         yield Check("app", Finding.FATAL, str(error))
     else:
         yield from _check_domains(settings, registry)
+        yield from check_tags(settings, registry)
         yield from _show_declarations(registry)
     yield from _check_files(settings)  # The application may have raised the limit.
     try:
@@ -74,7 +76,7 @@ def _checks(settings: Settings, before: Sequence[Check], declares: bool) -> Iter
     yield Check("connection", Finding.OK, dsns.describe(parts))
     with connection:
         try:
-            yield from _check_database(connection, parts, settings, list(registry))
+            yield from _check_database(connection, parts, settings, registry)
             if declares and worst(before) in (Finding.OK, Finding.WARNING):
                 yield from _declare(connection, settings, registry)
         except psycopg.OperationalError as error:
@@ -104,9 +106,10 @@ def _declare(
 ) -> Iterator[Check]:
     limits, schedules = registry.limits(), registry.schedules()
     executor = Executor(settings.schema)
-    for sentence in declare(connection, executor, str(settings.app), limits, schedules):
+    app = str(settings.app)
+    for sentence in declare(connection, executor, app, limits, schedules, registry.tags()):
         yield Check(LIMITS, Finding.WARNING, sentence)
-    for sentence in conflicts(connection, executor, str(settings.app), schedules):
+    for sentence in conflicts(connection, executor, app, schedules):
         yield Check(SCHEDULES, Finding.WARNING, sentence)
     counts = count_of(len(limits), "limit"), count_of(len(schedules), "schedule")
     yield Check(DECLARED, Finding.OK, f"{' and '.join(counts)} declared")
@@ -145,7 +148,7 @@ def _failure(what: str, parts: dsns.Parts, error: psycopg.Error) -> Check:
 
 
 def _check_database(
-    connection: Connection, parts: dsns.Parts, settings: Settings, handlers: Sequence[Handler]
+    connection: Connection, parts: dsns.Parts, settings: Settings, registry: HandlerRegistry
 ) -> Iterator[Check]:
     yield _check_version(connection)
     row = connection.execute(statement("read_server", settings.schema)).fetchone()
@@ -168,7 +171,13 @@ def _check_database(
     if refusal := _refusal_of_writes(session, standby):
         yield refusal
         return
-    yield from check_schema(connection, settings, role)
+    schema = []
+    for check in check_schema(connection, settings, role):
+        schema.append(check)
+        yield check
+    if worst(schema) in (Finding.OK, Finding.WARNING):
+        yield from check_others(connection, settings, registry)
+    handlers = list(registry)
     max_thread = max([settings.timeouts.thread, *(handler.timeout or 0.0 for handler in handlers)])
     yield from effective.check_timeouts(session, settings.timeouts, max_thread)
     yield from effective.check_handlers(handlers, settings.timeouts)

@@ -112,6 +112,8 @@ def _worker(settings: Settings, node: Node, registry: HandlerRegistry) -> Worker
         settings.dsn or "",
         registry,
         domains=settings.domains or None,
+        tags=settings.tags,
+        priorities=settings.priorities,
         concurrency=1 if node.quarantine else settings.threads,
         poll_interval=settings.poll_interval,
         timeouts=settings.timeouts,

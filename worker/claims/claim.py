@@ -11,6 +11,7 @@ import psycopg
 
 from cmdbus.board.views import ClaimView
 from cmdbus.retry import SUSPECT_LOSSES
+from cmdbus.selection import ALL_PRIORITIES
 from cmdbus.settings import CLAIM_BYTES
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
 
@@ -24,7 +25,6 @@ STOPPED = "STOPPED"
 
 # Looking a member up in its class takes 0.1 microseconds.
 _COMPLETED = OutcomeKind.COMPLETED
-_PRIORITIES = range(11)
 #: Places of columns in the rows of a round trip.
 _ATTEMPTS, _WAITED, _CALLER = 8, 14, 16
 #: Ids of rows that are no claims: the number of the next part follows; the end of a claim in lanes.
@@ -129,11 +129,13 @@ class ClaimRequest(NamedTuple):
     quick_floors: Mapping[tuple[str, int], int] = {}
     #: None if no type has a limit.
     lanes: "LaneRequest | None" = None
+    #: The first and the last one.
+    priorities: tuple[int, int] = ALL_PRIORITIES
 
     @property
     def queues(self) -> list[tuple[str, int]]:
         """Domains and priorities in the order in which a claim reads them."""
-        return _queues(self.domains)
+        return _queues(self.domains, self.priorities)
 
 
 class LaneRequest(NamedTuple):
@@ -150,15 +152,17 @@ class LaneRequest(NamedTuple):
     #: Where to look for commands of these types that are not in their lanes.
     floors: Mapping[tuple[str, int], int]
     below: bool
+    priorities: tuple[int, int] = ALL_PRIORITIES
 
     @property
     def queues(self) -> list[tuple[str, int]]:
         """Where these may be."""
-        return _queues(dict.fromkeys(name.split(" ")[0] for name in self.types))
+        return _queues(dict.fromkeys(name.split(" ")[0] for name in self.types), self.priorities)
 
 
-def _queues(domains: Iterable[str]) -> list[tuple[str, int]]:
-    return [(domain, priority) for domain in domains for priority in _PRIORITIES]
+def _queues(domains: Iterable[str], priorities: tuple[int, int]) -> list[tuple[str, int]]:
+    first, last = priorities
+    return [(domain, priority) for domain in domains for priority in range(first, last + 1)]
 
 
 class ClaimPart(IntEnum):

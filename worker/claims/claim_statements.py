@@ -19,6 +19,7 @@ from cmdbus.arrays import ids, numbers, texts
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.database.executor import Executor
 from cmdbus.database.session_names import session_name
+from cmdbus.selection import ALL_PRIORITIES
 from cmdbus.worker.claims.claim import (
     Claim,
     ClaimKey,
@@ -67,12 +68,20 @@ class ClaimStatements(Executor):
         self.node = self.incarnation
         #: The node's command types, as "domain type"; written with each renewal.
         self.types: list[str] = []
+        #: The node's tags, and the first and the last priority that it claims; also written then.
+        self.tags: list[str] = []
+        self.priorities = ALL_PRIORITIES
         #: In seconds alone: PostgreSQL adds days by the calendar of the session's zone.
         self.lease = f"{lease:f} seconds"
         #: As `Timeouts.renewal`.
         self.renewal_seconds = lease / 3
         self._scope = scope
         self._has_suspect = False
+
+    @property
+    def band(self) -> list[int] | None:
+        """The first and the last priority; None if they are all."""
+        return None if self.priorities == ALL_PRIORITIES else list(self.priorities)
 
     @property
     def in_quarantine(self) -> bool:
@@ -175,6 +184,7 @@ class ClaimStatements(Executor):
                 domains=list(request.domains),
                 types=list(request.types),
                 losses=self._scope.value[0],
+                priorities=self.band,
                 claimer=self.incarnation,
                 lease=self.lease,
             )
@@ -288,6 +298,8 @@ class ClaimStatements(Executor):
             node=self.incarnation,
             lease=self.lease,
             types=self.types,
+            tags=self.tags or None,
+            priorities=self.band,
         )
         return _positioned(lost, [claim for claim, _ in held])
 

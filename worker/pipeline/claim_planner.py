@@ -20,6 +20,7 @@ class ClaimPlanner:
         self, statements: ClaimStatements, domains: Sequence[str], handled_types: HandledTypes
     ) -> None:
         self._handled_types = handled_types
+        self._priorities = statements.priorities
         #: The command types of each domain.
         self._types = defaultdict[str, list[str]](list)
         for name in statements.types:
@@ -58,6 +59,7 @@ class ClaimPlanner:
             bytes=bytes_,
             below=self._floors.below(now) and self._turns.reads_all(domains),
             quick_floors=self._quick_floors.for_claim(now),
+            priorities=self._priorities,
         )
         if limited:
             return self.limited_types.request(limited, all_quick, request, now)

@@ -115,6 +115,7 @@ class LimitedTypes:
             prefetch=ahead,
             floors=self._floors.for_claim(now),
             below=self._floors.below(now),
+            priorities=request.priorities,
         )
         return request._replace(prefetch=request.prefetch - ahead, lanes=lanes)
 

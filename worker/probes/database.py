@@ -87,8 +87,8 @@ class SessionThread:
 
 
 class DepthGauge(SessionThread):
-    """The depths of queues, the age of the oldest snapshot, and the numbers of batches and
-    processes."""
+    """The depths of queues, the age of the oldest snapshot, and the numbers of batches, of
+    processes, and of commands that no living node claims."""
 
     def __init__(
         self,
@@ -121,8 +121,9 @@ class DepthGauge(SessionThread):
                 oldest = float(self._statements.value(connection, "read_oldest_snapshot"))
                 batches = self._counts(connection, "count_batches", itemgetter(0))
                 processes = self._counts(connection, "count_processes", itemgetter(0, 1))
+                unreachable = self._counts(connection, "count_unreachable", itemgetter(0, 1, 2))
             depths = {(domain, state): count for domain, state, count in rows}
-            self._latest = Gauges(depths, oldest, batches, processes)
+            self._latest = Gauges(depths, oldest, batches, processes, unreachable)
             self._counted_at = time.monotonic()
         except (psycopg.Error, CmdbusError, OSError) as error:
             logger.debug("the depths of queues are not known: %s", error)

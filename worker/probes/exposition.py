@@ -33,6 +33,7 @@ def render(view: BoardView, counters: CountersView, gauges: Gauges) -> str:
         "dequeue_latency_seconds": _histograms(counters.dequeue_latency),
         "handler_duration_seconds": _histograms(counters.handler_duration),
         "queue_depth": _depths(gauges.depths, counters),
+        "unreachable_commands": _unreachable(gauges.unreachable),
         "batches": _batches(gauges.batches),
         "slots": _slots(view),
         "process_restarts_total": _by("reason", view.restarts),
@@ -84,6 +85,11 @@ def _batches(counts: Mapping[str, int] | None) -> Iterator[Sample]:
 def _processes(counts: Mapping[tuple[str, str], int] | None) -> Iterator[Sample]:
     for (type_, status), count in sorted((counts or {}).items()):
         yield "", {"type": type_, "status": status}, count
+
+
+def _unreachable(counts: Mapping[tuple[str, str, str], int] | None) -> Iterator[Sample]:
+    for (domain, type_, reason), count in sorted((counts or {}).items()):
+        yield "", {"domain": domain, "type": type_, "reason": reason}, count
 
 
 def _slots(view: BoardView) -> Iterator[Sample]:
@@ -145,6 +151,11 @@ _FAMILIES = {
     ),
     "handler_duration_seconds": ("histogram", "Seconds that handlers took, for all outcomes."),
     "queue_depth": ("gauge", "Commands in the database, by state; no samples while it is away."),
+    "unreachable_commands": (
+        "gauge",
+        "Commands that wait and that no living node claims because of tags or priority; no samples "
+        "while the database is away.",
+    ),
     "batches": ("gauge", "Batches that are kept, by status; no samples while it is away."),
     "slots": ("gauge", "Threads that run commands, by phase."),
     "process_restarts_total": ("counter", "Processes that replaced another one, by reason."),

@@ -31,6 +31,8 @@ class Gauges(NamedTuple):
     batches: Mapping[str, int] | None = None
     #: Those of managers that are not over, by type and status.
     processes: Mapping[tuple[str, str], int] | None = None
+    #: Commands that wait and that no living node claims, by domain, type and reason.
+    unreachable: Mapping[tuple[str, str, str], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

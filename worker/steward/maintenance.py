@@ -40,7 +40,7 @@ class Maintenance:
         connect: Callable[[], Connection],
         domains: Sequence[str] = (),
     ) -> None:
-        """`domains` are those of the node's handlers."""
+        """`domains` are those of the app that this fleet is for."""
         self._statements = statements
         self._connect = connect
         self._stopping = threading.Event()

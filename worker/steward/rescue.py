@@ -224,8 +224,13 @@ class RescueRound:
                     raise
                 failures.append(error)
         if dead or view.suspects:
-            values = {"losses": SUSPECT_LOSSES, "types": self.statements.types}
-            self.node.board.suspects = self.statements.value(connection, "suspect_waits", **values)
+            self.node.board.suspects = self.statements.value(
+                connection,
+                "suspect_waits",
+                types=self.statements.types,
+                losses=SUSPECT_LOSSES,
+                priorities=self.statements.band,
+            )
         if failures:
             raise failures[0]
         return float("inf") if rescued == len(dead) else _RETRY_SECONDS

@@ -46,10 +46,13 @@ class StewardProcess:
         without which this process is replaced."""
         self._settings = settings
         self._node = node
-        domains = [d for d in registry.domains if not settings.domains or d in settings.domains]
+        handlers = registry.selected(settings.domains, settings.tags)
+        domains = sorted({handler.domain for handler in handlers})
         self._statements = ClaimStatements(settings.schema, settings.timeouts.lease)
         self._statements.node = node_number(node.parent)
-        self._statements.types = [f"{h.domain} {h.type}" for h in registry if h.domain in domains]
+        self._statements.types = [handler.name for handler in handlers]
+        self._statements.tags = list(settings.tags)
+        self._statements.priorities = settings.priorities
         self._steward = Steward(
             node,
             self._statements,
@@ -64,7 +67,9 @@ class StewardProcess:
         self._rescue = RescueRound(node, self._statements, registry, stacks, hurry)
         self._stale_boards = StaleBoards(stacks.parent, settings.name, self._rescue.release)
         self._maintenance = Maintenance(
-            self._statements, lambda: self._connect(_MAINTENANCE_SECONDS), domains
+            self._statements,
+            lambda: self._connect(_MAINTENANCE_SECONDS),
+            settings.domains or registry.domains,
         )
         self._orders: SimpleQueue[float] = SimpleQueue()
         self._threads = [*self._steward.threads, self._maintenance.thread, *others]

@@ -101,7 +101,12 @@ class Timers:
 
     def _read(self, connection: Connection, leases: bool, own: Collection[int]) -> TimerReading:
         """Leaves pauses between readings of leases that take many pages."""
-        values = {"domains": self._domains, "types": self._types, "own": numbers(own)}
+        values = {
+            "domains": self._domains,
+            "types": self._types,
+            "priorities": self._statements.band,
+            "own": numbers(own),
+        }
 
         def read(leases: bool) -> TimerReading:
             row = self._statements.row(

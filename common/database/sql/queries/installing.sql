@@ -121,7 +121,8 @@ GRANT EXECUTE ON FUNCTION
     {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.batch_keys,
     {schema}.cancel_process, {schema}.retry_process, {schema}.signal_process,
     {schema}.wake, {schema}.notify, {schema}.domain_bit, {schema}.is_handled,
-    {schema}.is_waiting, {schema}.explain, {schema}.explain_limits TO {role};
+    {schema}.is_waiting, {schema}.explain, {schema}.explain_limits, {schema}.missing_tags,
+    {schema}.unclaimed_priorities TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed TO {role};
 
 -- name: grant_monitor
@@ -147,4 +148,5 @@ GRANT SELECT (name, terms, app, paused, counts_from, next_tick, look_at, last_ti
 GRANT SELECT (name, app, terms, declared_at) ON {schema}.schedule_declared TO {role};
 GRANT SELECT (name, terms, operator, reason, added_at) ON {schema}.schedule_added TO {role};
 GRANT EXECUTE ON FUNCTION
-    {schema}.is_handled, {schema}.explain, {schema}.explain_limits TO {role};
+    {schema}.is_handled, {schema}.explain, {schema}.explain_limits, {schema}.missing_tags,
+    {schema}.unclaimed_priorities TO {role};

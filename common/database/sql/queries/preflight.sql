@@ -136,3 +136,22 @@ LISTEN {channel}_check;
 -- name: notify_check
 -- Sent by another session than the one that listens, as in service.
 SELECT pg_notify('{channel}_check', %(token)s);
+
+-- name: find_missing_tags
+-- Those of these types, an object with an array of tags for each, whose tags no living node has.
+SELECT t.key FROM json_each(%(tags)s) t
+WHERE NOT EXISTS (
+    SELECT FROM {schema}.living_nodes() n
+    WHERE ARRAY(SELECT json_array_elements_text(t.value)) <@ n.tags)
+ORDER BY t.key;
+
+-- name: find_unclaimed
+-- The priorities of types that neither a node with these priorities nor a living one claims.
+SELECT t.name, array_agg(p.priority ORDER BY p.priority)
+FROM unnest(%(types)s::text[]) t (name),
+    (SELECT n::smallint FROM generate_series(0, 10) n) p (priority)
+WHERE p.priority NOT BETWEEN (%(priorities)s::smallint[])[1] AND (%(priorities)s::smallint[])[2]
+    AND NOT {schema}.is_handled(
+        split_part(t.name, ' ', 1), split_part(t.name, ' ', 2), p.priority)
+GROUP BY t.name
+ORDER BY t.name;

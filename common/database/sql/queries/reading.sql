@@ -141,7 +141,11 @@ SELECT c.domain, c.type, c.ready, c.scheduled, c.limited, c.in_progress, c.troub
     c.oldest_age, coalesce(d.paused, false), coalesce(d.accepting, true), d.max_depth,
     d.warn_depth, d.max_waiting_per_key, coalesce(d.keep, interval '7 days'),
     c.ready + c.limited > 0 AND c.in_progress = 0 AND c.oldest_age >= %(unhandled_after)s
-        AND NOT coalesce(d.paused, false) AND NOT {schema}.is_handled(c.domain, c.type)
+        AND NOT coalesce(d.paused, false) AND NOT {schema}.is_handled(c.domain, c.type),
+    CASE WHEN c.ready + c.limited > 0 AND NOT {schema}.is_handled(c.domain, c.type)
+        THEN {schema}.missing_tags(c.domain, c.type) END,
+    CASE WHEN c.ready + c.limited > 0 AND NOT coalesce(d.paused, false)
+        THEN {schema}.unclaimed_priorities(c.domain, c.type, %(unhandled_after)s) END
 FROM (
     SELECT domain, type, sum(ready)::bigint AS ready, sum(scheduled)::bigint AS scheduled,
         sum(limited)::bigint AS limited,
@@ -195,23 +199,36 @@ FROM (
 ORDER BY depth DESC LIMIT 10000;
 
 -- name: find_unhandled
--- Types of some domains that no known worker handles, with the number of their commands: all are
--- claimable or wait at a limit, and the oldest has waited for some time. The most frequent first.
--- Reads all of ready and limited.
-SELECT r.domain, r.type, count(*)
+-- Types of some domains that no known worker runs, with the number of their commands and the tags
+-- that are missing; or, of types that one runs, the priorities that none claims. All of these
+-- commands are claimable or wait at a limit, and the oldest has waited for some time. The most
+-- frequent first. Reads all of ready and limited.
+SELECT q.domain, q.type, sum(q.number)::bigint, {schema}.missing_tags(q.domain, q.type),
+    CASE WHEN {schema}.is_handled(q.domain, q.type) OR q.is_own
+        THEN array_agg(q.priority ORDER BY q.priority) END
 FROM (
-    SELECT domain::text, type::text, lease_until, coalesce(due_at, created_at) AS waits_since
-    FROM {schema}.ready
-    UNION ALL
-    SELECT domain::text, type::text, NULL, coalesce(due_at, created_at) FROM {schema}.limited
-) r
-WHERE r.domain = ANY (%(domains)s::text[])
-    AND (r.domain || ' ' || r.type) <> ALL (%(types)s::text[])
-GROUP BY r.domain, r.type
-HAVING bool_and(r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
-    AND min(r.waits_since)
-        <= clock_timestamp() - make_interval(secs => %(seconds)s::double precision)
-    AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused)
-    AND NOT {schema}.is_handled(r.domain, r.type)
-ORDER BY count(*) DESC, r.domain, r.type
+    SELECT r.domain, r.type, r.priority, count(*) AS number,
+        (r.domain || ' ' || r.type) = ANY (%(types)s::text[]) AS is_own,
+        bool_and(r.lease_until IS NULL OR r.lease_until <= clock_timestamp()) AS waits,
+        min(r.waits_since) AS waits_since
+    FROM (
+        SELECT domain::text, type::text, priority::smallint, lease_until,
+            coalesce(due_at, created_at) AS waits_since
+        FROM {schema}.ready
+        UNION ALL
+        SELECT domain::text, type::text, priority::smallint, NULL, coalesce(due_at, created_at)
+        FROM {schema}.limited
+    ) r
+    WHERE r.domain = ANY (%(domains)s::text[])
+        AND ((r.domain || ' ' || r.type) <> ALL (%(types)s::text[])
+             OR r.priority NOT BETWEEN (%(priorities)s::smallint[])[1]
+                 AND (%(priorities)s::smallint[])[2])
+    GROUP BY r.domain, r.type, r.priority
+) q
+WHERE NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
+    AND NOT {schema}.is_handled(q.domain, q.type, q.priority)
+GROUP BY q.domain, q.type, q.is_own
+HAVING bool_and(q.waits) AND min(q.waits_since)
+    <= clock_timestamp() - make_interval(secs => %(seconds)s::double precision)
+ORDER BY 3 DESC, q.domain, q.type
 LIMIT %(count)s;

@@ -21,7 +21,8 @@ SELECT
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
     lease.others, lease.own,
-    {schema}.suspect_waits(%(types)s::text[], %(losses)s::smallint),
+    {schema}.suspect_waits(
+        %(types)s::text[], %(losses)s::smallint, %(priorities)s::smallint[]),
     pg_notification_queue_usage(),
     pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - began.pages,
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
@@ -36,7 +37,8 @@ SELECT
      WHERE look_at < 'infinity' ORDER BY look_at LIMIT 1)::double precision
 FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS pages) began
     LEFT JOIN LATERAL (
-        SELECT * FROM {schema}.next_lease_ends(%(domains)s, %(types)s, %(own)s::bigint[])
+        SELECT * FROM {schema}.next_lease_ends(
+            %(domains)s, %(types)s, %(priorities)s::smallint[], %(own)s::bigint[])
         WHERE %(leases)s
     ) lease ON true,
     {schema}.next_expiry() expiry;

@@ -14,13 +14,17 @@ CREATE TABLE {schema}.incarnation (
     seen_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- Nodes that renew leases, and the types that their workers handle, as 'domain type'. An idle
--- node renews nothing.
+-- Nodes that renew leases, and the types that their workers run, as 'domain type'. An idle node
+-- renews nothing.
 CREATE TABLE {schema}.node (
     id bigint PRIMARY KEY,
     lease interval NOT NULL,
     renewed_at timestamptz NOT NULL,
-    types text[] COLLATE "C" NOT NULL
+    types text[] COLLATE "C" NOT NULL,
+    -- NULL without any.
+    tags text[] COLLATE "C",
+    -- The first and the last priority that they claim; NULL: all.
+    priorities smallint[]
 );
 
 -- When the leases of a claimer end, because an index on ready for that would change with each

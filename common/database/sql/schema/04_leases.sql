@@ -139,12 +139,12 @@ AS $$
     WHERE l.ends_at NOT BETWEEN clock_timestamp() AND EXCLUDED.ends_at
 $$;
 
--- Seconds, or fewer, until the next lease ends on a command of these domains and types; NULL if
--- none will. Called by stewards that wait; their own living claimers, p_own, have a result of their
+-- Seconds, or fewer, until the next lease ends on a command of these domains and types, and from
+-- the first to the last of p_priorities, if these are given; NULL if none will. Called by stewards that wait; their own living claimers, p_own, have a result of their
 -- own. Reads all of ready only if a claimer may have died: it has no lease that is sure to end
 -- later. Locks nothing.
 CREATE FUNCTION {schema}.next_lease_ends(
-    p_domains text[], p_types text[], p_own bigint[],
+    p_domains text[], p_types text[], p_priorities smallint[], p_own bigint[],
     OUT others double precision, OUT own double precision)
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -166,6 +166,7 @@ BEGIN
         FROM {schema}.ready r
         WHERE r.lease_until IS NOT NULL AND r.domain = ANY (p_domains)
             AND (r.domain || ' ' || r.type) = ANY (p_types)
+            AND coalesce(r.priority BETWEEN p_priorities[1] AND p_priorities[2], true)
             AND NOT EXISTS (
                 SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused);
     END IF;
@@ -179,7 +180,7 @@ $$;
 -- board may have no domain, and skips locked ones, which are being settled or lost.
 CREATE FUNCTION {schema}.renew(
     p_command_ids uuid[], p_ids bigint[], p_tokens bigint[], p_claimers bigint[],
-    p_node bigint, p_lease interval, p_types text[]
+    p_node bigint, p_lease interval, p_types text[], p_tags text[], p_priorities smallint[]
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -205,10 +206,11 @@ BEGIN
     FROM (SELECT k.claimer FROM {schema}.lease k WHERE k.claimer = ANY (p_claimers)
           FOR NO KEY UPDATE SKIP LOCKED) held
     WHERE l.claimer = held.claimer;
-    INSERT INTO {schema}.node AS n (id, lease, renewed_at, types)
-    VALUES (p_node, p_lease, clock_timestamp(), p_types)
+    INSERT INTO {schema}.node AS n (id, lease, renewed_at, types, tags, priorities)
+    VALUES (p_node, p_lease, clock_timestamp(), p_types, p_tags, p_priorities)
     -- An unchanged array is kept as it is: a long one is stored out of line.
     ON CONFLICT (id) DO UPDATE SET lease = EXCLUDED.lease, renewed_at = EXCLUDED.renewed_at,
+        tags = EXCLUDED.tags, priorities = EXCLUDED.priorities,
         types = CASE WHEN n.types = EXCLUDED.types THEN n.types ELSE EXCLUDED.types END;
     DELETE FROM {schema}.node
     WHERE id IN (
@@ -298,22 +300,27 @@ BEGIN
 END
 $$;
 
--- Whether a node that renews leases has a handler of this type.
-CREATE FUNCTION {schema}.is_handled(p_domain text, p_type text) RETURNS boolean
-LANGUAGE sql STABLE SECURITY DEFINER
-AS $$
-    SELECT EXISTS (
-        SELECT FROM {schema}.node n
-        WHERE n.renewed_at > clock_timestamp() - n.lease
-            AND (p_domain || ' ' || p_type) = ANY (n.types))
-$$;
-
--- Nodes that renew leases or wait for work, and the types that they handle.
-CREATE FUNCTION {schema}.living_nodes() RETURNS TABLE (types text[])
+-- Nodes that renew leases or wait for work: the types that they run, their tags, and the
+-- priorities that they claim, as in node.
+CREATE FUNCTION {schema}.living_nodes() RETURNS TABLE (
+    types text[], tags text[], priorities smallint[])
 LANGUAGE sql STABLE
 AS $$
-    SELECT n.types FROM {schema}.node n
+    SELECT n.types, n.tags, n.priorities FROM {schema}.node n
     WHERE n.renewed_at > clock_timestamp() - n.lease
         OR EXISTS (SELECT FROM {schema}.waiter w
                    WHERE w.node = n.id AND w.armed_until > clock_timestamp())
+$$;
+
+-- Whether a node that renews leases or waits for work runs commands of this type, and of this
+-- priority if that is given.
+CREATE FUNCTION {schema}.is_handled(
+    p_domain text, p_type text, p_priority smallint DEFAULT NULL
+) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER
+AS $$
+    SELECT EXISTS (
+        SELECT FROM {schema}.living_nodes() n
+        WHERE (p_domain || ' ' || p_type) = ANY (n.types)
+            AND coalesce(p_priority BETWEEN n.priorities[1] AND n.priorities[2], true))
 $$;

@@ -13,14 +13,15 @@
 -- Claims up to p_count commands of lanes of these types, of p_bytes of payload or just one.
 -- p_shared are the shared limits of these types, sorted. Commands of a higher priority come first,
 -- then those of the lanes with the fewest places taken, then those with the oldest turn. Locks
--- lanes until the transaction ends; waits only for the claims of the same shared limits.
+-- lanes until the transaction ends; waits only for the claims of the same shared limits. It takes
+-- commands from p_lowest to p_highest.
 --
 -- The last row is no claim: its id is -1, and waited the seconds until a rate lets a lane start
 -- again, if that is known; 0 or less if another claim has locked something that this one could have
 -- taken. Its attempts are 1 if it may have left commands that could start.
 CREATE FUNCTION {schema}.claim_in_lanes(
     p_domains text[], p_types text[], p_shared text[], p_count integer, p_bytes bigint,
-    p_claimer bigint, p_lease interval, p_node bigint
+    p_claimer bigint, p_lease interval, p_node bigint, p_lowest smallint, p_highest smallint
 ) RETURNS SETOF {schema}.claimed
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -83,7 +84,7 @@ BEGIN
             END IF;
         END LOOP;
         lanes := {schema}.lock_lanes(
-            domains, types, ((p_count - taken) / each_gave)::integer + spare);
+            domains, types, ((p_count - taken) / each_gave)::integer + spare, p_lowest, p_highest);
         EXIT WHEN coalesce(cardinality(lanes), 0) = 0;
         present := clock_timestamp();
         lanes := {schema}.measure_lanes(lanes, present);
@@ -105,7 +106,9 @@ BEGIN
                                  ELSE octet_length(w.data::text) END AS bytes
                         FROM {schema}.limited w
                         WHERE w.domain = l.domain AND w.type = l.type
-                            AND coalesce(w.key, '') = l.key AND w.priority >= l.first_priority
+                            AND coalesce(w.key, '') = l.key
+                            AND w.priority >= greatest(l.first_priority, p_lowest)
+                            AND w.priority <= p_highest
                             -- None instead of a first one that another session has locked.
                             AND (l.first_position IS NULL OR w.lane_position = l.first_position)
                             AND {schema}.has_not_expired(w.expires_at, w.claimed_at, present)
@@ -146,7 +149,8 @@ BEGIN
             RETURN QUERY
             SELECT * FROM {schema}.admit_from_lanes(chosen, p_claimer, p_lease, present);
         END IF;
-        PERFORM {schema}.leave_lanes(lanes, counts, blockers, each_fetched, is_full, present);
+        PERFORM {schema}.leave_lanes(
+            lanes, counts, blockers, each_fetched, is_full, present, p_lowest, p_highest);
         EXIT WHEN is_full OR taken >= p_count;
         -- A claim that has locked lanes for that long in vain releases them before the next ones.
         is_full := clock_timestamp() > began + interval '100 ms';
@@ -178,7 +182,8 @@ BEGIN
         IF is_left OR EXISTS (
             SELECT FROM unnest(p_domains, p_types) q (domain, type)
             WHERE EXISTS (SELECT FROM {schema}.turn t
-                          WHERE t.domain = q.domain AND t.type = q.type)
+                          WHERE t.domain = q.domain AND t.type = q.type
+                              AND t.priority BETWEEN p_lowest AND p_highest)
                 AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused))
         THEN
             last.waited := 0;
@@ -241,6 +246,9 @@ AS $$
 DECLARE
     head {schema}.claimed;
     free integer := p_free;
+    -- Of the claim's priorities: its queues have them in ascending order.
+    lowest smallint := p_priorities[1];
+    highest smallint := p_priorities[cardinality(p_priorities)];
     urgent smallint;
     rows integer;
 BEGIN
@@ -255,9 +263,9 @@ BEGIN
     SELECT min(t.priority) INTO urgent
     FROM unnest(p_lane_domains, p_lane_types) q (domain, type), LATERAL (
         SELECT u.priority FROM {schema}.turn u
-        WHERE u.domain = q.domain AND u.type = q.type
+        WHERE u.domain = q.domain AND u.type = q.type AND u.priority BETWEEN lowest AND highest
         ORDER BY u.domain, u.type, u.priority LIMIT 1) t;
-    IF urgent > 0 AND cardinality(p_types) > 0 THEN
+    IF urgent > lowest AND cardinality(p_types) > 0 THEN
         RETURN QUERY
         SELECT c.* FROM (
             SELECT array_agg(q.domain ORDER BY q.place) AS domains,
@@ -276,12 +284,12 @@ BEGIN
     RETURN NEXT head;
     RETURN QUERY SELECT * FROM {schema}.claim_in_lanes(
         p_lane_domains, p_lane_types, p_shared, least(free, p_lanes), p_bytes, p_claimer, p_lease,
-        p_node);
+        p_node, lowest, highest);
     GET DIAGNOSTICS rows = ROW_COUNT;
     free := free - greatest(0, rows - 1);
     RETURN QUERY SELECT * FROM {schema}.claim_in_lanes(
         p_quick_lane_domains, p_quick_lane_types, p_shared, p_lanes_ahead, p_bytes_ahead,
-        p_claimer, p_lease, p_node);
+        p_claimer, p_lease, p_node, lowest, highest);
     head.attempts := 3;
     RETURN NEXT head;
     RETURN QUERY SELECT * FROM {schema}.claim(

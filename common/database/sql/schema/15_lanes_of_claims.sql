@@ -1,11 +1,41 @@
 -- The lanes of a claim: which it locks, how many commands each lets start, and what each waits for
 -- afterwards. Called by claim_in_lanes.
 
+-- Whether the commands that a lane can start next include one of these priorities: in an ordered
+-- lane it is the first. Called for claims of some priorities.
+CREATE FUNCTION {schema}.lane_offers(
+    p_domain text, p_type text, p_key text, p_lowest smallint, p_highest smallint
+) RETURNS boolean
+LANGUAGE plpgsql STABLE
+AS $$
+DECLARE
+    first record;
+    is_ordered boolean := EXISTS (
+        SELECT FROM {schema}.limits_of(p_domain, p_type) m
+        JOIN {schema}.limit_in_force f ON f.name = m.own AND f.ordered);
+BEGIN
+    SELECT w.priority INTO first
+    FROM generate_series(CASE WHEN is_ordered THEN 0 ELSE p_lowest END,
+                         CASE WHEN is_ordered THEN 10 ELSE p_highest END) p (priority), LATERAL (
+        SELECT w.priority, w.lane_position FROM {schema}.limited w
+        WHERE w.domain = p_domain AND w.type = p_type
+            AND coalesce(w.key, '') = p_key AND w.priority = p.priority
+            AND {schema}.has_not_expired(w.expires_at, w.claimed_at, clock_timestamp())
+        ORDER BY w.domain, w.type, coalesce(w.key, ''), w.priority, w.lane_position
+        LIMIT 1) w
+    ORDER BY w.lane_position LIMIT 1;
+    RETURN coalesce(first.priority BETWEEN p_lowest AND p_highest, false);
+END
+$$;
+
 -- Locks lanes of these types that have a turn or whose rate lets them start again, and removes
 -- these turns. Skips turns and lanes that another claim has locked: it has an equal right to them,
--- and those of the lanes stay.
-CREATE FUNCTION {schema}.lock_lanes(p_domains text[], p_types text[], p_most integer)
-RETURNS {schema}.locked_lane[]
+-- and those of the lanes stay. A claim of some priorities takes their turns, and of the first 100
+-- others those whose lanes offer it a command: a turn has the priority of one of its lane's
+-- commands, not of all.
+CREATE FUNCTION {schema}.lock_lanes(
+    p_domains text[], p_types text[], p_most integer, p_lowest smallint, p_highest smallint
+) RETURNS {schema}.locked_lane[]
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
@@ -25,7 +55,22 @@ BEGIN
                     SELECT u.ctid AS place, u.domain, u.type, u.key, u.id
                     FROM {schema}.turn u
                     WHERE u.domain = q.domain AND u.type = q.type
+                        AND u.priority BETWEEN p_lowest AND p_highest
                     ORDER BY u.domain, u.type, u.priority, u.id
+                    LIMIT p_most
+                    FOR UPDATE SKIP LOCKED) v
+                UNION ALL
+                SELECT v.* FROM (
+                    SELECT u.ctid AS place, u.domain, u.type, u.key, u.id
+                    FROM {schema}.turn u
+                    WHERE u.ctid = ANY (ARRAY(
+                            SELECT o.ctid FROM {schema}.turn o
+                            WHERE (p_lowest > 0 OR p_highest < 10)
+                                AND o.domain = q.domain AND o.type = q.type
+                                AND o.priority NOT BETWEEN p_lowest AND p_highest
+                            ORDER BY o.domain, o.type, o.priority, o.id
+                            LIMIT 100))
+                        AND {schema}.lane_offers(u.domain, u.type, u.key, p_lowest, p_highest)
                     LIMIT p_most
                     FOR UPDATE SKIP LOCKED) v
                 UNION ALL
@@ -144,10 +189,10 @@ RETURN CASE WHEN p_turn > 0 AND p_count = 0 THEN p_turn
 -- Notes what locked lanes wait for after a claim has taken commands of them: nothing, their rate, a
 -- shared limit, or another claim, to which it leaves a turn. A lane that is full gets one when a
 -- place is free. One whose next rows are locked, as if they were being canceled, is looked at again
--- a second later.
+-- a second later. One whose next commands are not of the claim's priorities has a turn of theirs.
 CREATE FUNCTION {schema}.leave_lanes(
     p_lanes {schema}.locked_lane[], p_counts integer[], p_blockers text[], p_fetched integer,
-    p_is_full boolean, p_now timestamptz
+    p_is_full boolean, p_now timestamptz, p_lowest smallint, p_highest smallint
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -171,18 +216,21 @@ BEGIN
             ORDER BY w.domain, w.type, coalesce(w.key, ''), w.priority, w.lane_position
             LIMIT 1) w ON true
     ), judged AS MATERIALIZED (
-        SELECT a.*,
+        SELECT a.*, CASE WHEN a.ordered AND (p_lowest > 0 OR p_highest < 10)
+                THEN coalesce(a.first_priority, a.priority) ELSE a.priority END AS turn_priority,
             -- Only for lanes in which something waits.
             CASE WHEN a.priority IS NULL THEN 'nothing'
                  WHEN a.blocker IS NOT NULL THEN 'shared'
                  WHEN a.count >= a.rate_room THEN 'rate'
                  WHEN a.count >= a.room THEN 'place'
                  WHEN p_is_full OR a.count >= p_fetched THEN 'turn'
+                 WHEN (p_lowest > 0 OR p_highest < 10) AND NOT {schema}.lane_offers(
+                     a.domain, a.type, a.key, p_lowest, p_highest) THEN 'turn'
                  ELSE 'row' END AS waits
         FROM after a
     ), turns AS (
         INSERT INTO {schema}.turn (id, domain, type, key, priority) OVERRIDING SYSTEM VALUE
-        SELECT {schema}.turn_after(turn, count), domain, type, key, priority
+        SELECT {schema}.turn_after(turn, count), domain, type, key, turn_priority
         FROM judged WHERE waits = 'turn'
     ), changed AS (
         UPDATE {schema}.lane l SET

@@ -19,14 +19,18 @@ AS $$
         LEFT JOIN {schema}.limit_in_force f ON f.name = m.own), true)
 $$;
 
--- Whether a suspect waits: a command with p_losses or more. Called by stewards and workers.
-CREATE FUNCTION {schema}.suspect_waits(p_types text[], p_losses smallint) RETURNS boolean
+-- Whether a suspect waits: a command with p_losses or more. Called by stewards and workers. The
+-- first and the last of p_priorities bound it; NULL stands for all.
+CREATE FUNCTION {schema}.suspect_waits(
+    p_types text[], p_losses smallint, p_priorities smallint[]
+) RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
     SELECT EXISTS (
         SELECT FROM {schema}.ready r
         WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
             AND (r.domain || ' ' || r.type) = ANY (p_types)
+            AND coalesce(r.priority BETWEEN p_priorities[1] AND p_priorities[2], true)
             AND {schema}.is_claimable(r.claimer, r.lease_until)
             AND (r.lane_position IS NULL OR {schema}.has_place(r))
             AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused))
@@ -66,7 +70,8 @@ $$;
 -- Claims the first suspect; called by the quarantine process. Locks one row and skips locked
 -- ones.
 CREATE FUNCTION {schema}.claim_suspect(
-    p_domains text[], p_types text[], p_losses smallint, p_claimer bigint, p_lease interval
+    p_domains text[], p_types text[], p_losses smallint, p_priorities smallint[],
+    p_claimer bigint, p_lease interval
 ) RETURNS SETOF {schema}.claimed
 LANGUAGE sql VOLATILE
 AS $$
@@ -75,6 +80,7 @@ AS $$
         WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
             AND r.domain = ANY (p_domains)
             AND (r.domain || ' ' || r.type) = ANY (p_types)
+            AND coalesce(r.priority BETWEEN p_priorities[1] AND p_priorities[2], true)
             AND {schema}.is_claimable(r.claimer, r.lease_until)
             AND (r.lane_position IS NULL OR {schema}.has_place(r))
             AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused)

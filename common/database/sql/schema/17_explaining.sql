@@ -1,23 +1,23 @@
 -- Why a command does not run now.
 
 -- What is known about a command, wherever it is; no row if it is unknown. source is its table;
--- nodes and handlers count the nodes that live, and those of them with a handler of its type; ahead
--- counts the commands of these nodes' types that are claimed before it, among the first p_count
--- that wait, and is NULL for one that is not in ready. No payload or message, which monitors may
--- not see.
+-- nodes, handlers and claimers count the nodes that live, those of them that run its type, and those
+-- that also claim its priority; ahead counts the commands that these nodes claim before it, among
+-- the first p_count that wait, and is NULL for one that is not in ready. No payload or message,
+-- which monitors may not see.
 CREATE FUNCTION {schema}.explain(
     p_domain text, p_command_id uuid, p_count integer,
     OUT source text, OUT type text, OUT status text, OUT error_code text, OUT attempts integer,
     OUT losses integer, OUT worker text, OUT claimed_at timestamptz, OUT due_at timestamptz,
     OUT ended_at timestamptz, OUT expires_at timestamptz, OUT present timestamptz,
-    OUT paused boolean, OUT nodes bigint, OUT handlers bigint, OUT ahead bigint, OUT many boolean
+    OUT paused boolean, OUT nodes bigint, OUT handlers bigint, OUT claimers bigint,
+    OUT missing_tags text[], OUT priority integer, OUT ahead bigint, OUT many boolean
 ) RETURNS SETOF record
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 #variable_conflict use_column
 DECLARE
     own record;
-    handled text[];
 BEGIN
     -- One statement: a row on its way between two tables is seen in one of them.
     SELECT f.* INTO own
@@ -57,29 +57,36 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    SELECT count(*), count(*) FILTER (WHERE (p_domain || ' ' || own.type) = ANY (l.types))
-    INTO nodes, handlers
+    SELECT count(*), count(*) FILTER (WHERE (p_domain || ' ' || own.type) = ANY (l.types)),
+        count(*) FILTER (
+            WHERE (p_domain || ' ' || own.type) = ANY (l.types)
+                AND coalesce(own.priority BETWEEN l.priorities[1] AND l.priorities[2], true))
+    INTO nodes, handlers, claimers
     FROM {schema}.living_nodes() l;
     IF own.source = 'ready' AND own.status = 'PENDING' THEN
-        SELECT array_agg(DISTINCT t.name) INTO handled
-        FROM {schema}.living_nodes() l, unnest(l.types) t (name);
-        SELECT count(*) FILTER (WHERE (p_domain || ' ' || b.type) = ANY (handled)),
-            count(*) = p_count
+        SELECT coalesce(sum(b.number) FILTER (
+                WHERE {schema}.is_handled(p_domain, b.type, b.priority)), 0),
+            coalesce(sum(b.number), 0) = p_count
         INTO ahead, many
         FROM (
-            SELECT r.type FROM {schema}.ready r
-            WHERE r.domain = p_domain
-                AND (r.priority < own.priority OR r.priority = own.priority AND r.id < own.id)
-                AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
-            LIMIT p_count
+            SELECT f.type, f.priority, count(*) AS number
+            FROM (
+                SELECT r.type::text, r.priority::smallint FROM {schema}.ready r
+                WHERE r.domain = p_domain
+                    AND (r.priority < own.priority OR r.priority = own.priority AND r.id < own.id)
+                    AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+                LIMIT p_count
+            ) f
+            GROUP BY 1, 2
         ) b;
     END IF;
     SELECT own.source, own.type, own.status, own.error_code, own.attempts, own.losses,
         (SELECT i.worker FROM {schema}.incarnation i WHERE i.id = own.claimer), own.claimed_at,
         {schema}.finite(own.due_at), own.ended_at, own.expires_at, clock_timestamp(),
-        EXISTS (SELECT FROM {schema}.domain d WHERE d.name = p_domain AND d.paused)
+        EXISTS (SELECT FROM {schema}.domain d WHERE d.name = p_domain AND d.paused),
+        {schema}.missing_tags(p_domain, own.type), own.priority
     INTO source, type, status, error_code, attempts, losses, worker, claimed_at, due_at, ended_at,
-        expires_at, present, paused;
+        expires_at, present, paused, missing_tags, priority;
     RETURN NEXT;
 END
 $$;
