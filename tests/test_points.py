@@ -55,8 +55,8 @@ def fleet(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         fleet.start()
         fleet.wait_until_ready()
         with CommandBus(dsn) as bus:
-            options = {"every": "1s", "missed": "all", "priority": OF_TICKS}
-            bus.schedules.add("often", "shop", "Noop", **options)
+            often = "often", "shop", "Noop"
+            bus.schedules.add(*often, every="1s", missed="all", priority=OF_TICKS)
         yield fleet
         if not fleet.running:
             fleet.start()
