@@ -12,6 +12,17 @@ CLAIM_BYTES = 8 * 1024**2
 MIN_POLL_SECONDS = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class ThreadRange:
+    """The bounds of a number of threads that a worker process finds by itself."""
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.least}:{self.most}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Times in seconds. The command line checks them; see `cmdbus.supervisor.cli.setting`."""
@@ -22,7 +33,7 @@ class Settings:
     dsn: str | None = field(default=None, repr=False)
     schema: str = "cmdbus"
     procs: int = 1
-    threads: int = 8
+    threads: int | ThreadRange = 8
     #: Empty: all that the app handles.
     domains: tuple[str, ...] = ()
     #: Types that need others are not run.
@@ -48,3 +59,9 @@ class Settings:
     log_level: str = "info"
     #: Ends when everything claimable is done.
     drain: bool = False
+
+    @property
+    def thread_range(self) -> ThreadRange:
+        """Of equal bounds if the number is fixed."""
+        threads = self.threads
+        return threads if isinstance(threads, ThreadRange) else ThreadRange(threads, threads)

@@ -1,0 +1,322 @@
+"""How many threads a worker process runs, if it may choose from a range. Pure.
+
+The policy climbs: it takes a step, and keeps it only if the figures of the next seconds are as
+good as the step promises.
+
+    steady      the figures decide which step is tried: more threads while commands wait, fewer if
+                the CPU is busy or handlers have become slower
+    trial       a window of figures after that step: keep the number, or step back
+    idle        for some seconds fewer threads were busy: a step towards as many
+
+A step doubles or halves the number; near the best number it is smaller. Each trial that fails
+doubles the pause before the next one of its direction, until the load changes.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from cmdbus.board.threads import StepReason
+from cmdbus.settings import ThreadRange
+
+#: Seconds after a step whose figures are ignored: threads connect, or end their commands.
+_SETTLE_SECONDS = 0.9
+#: Seconds of a window at least, and at most if few commands end; the number that is enough.
+_WINDOW_SECONDS, _MAX_WINDOW_SECONDS, _ENOUGH_ENDED = 1.9, 3.9, 30
+#: Commands in a window below which throughput says nothing.
+_MIN_ENDED = 10
+#: Busy threads, as a share of all: with more, commands wait; with fewer, threads are idle. If no
+#: claim found the queue empty, the lower share is enough, as commands also take time outside of
+#: their handlers.
+_FULL, _IDLE = 0.85, 0.6
+#: Share of the claims that may find nothing while commands wait.
+_MAX_EMPTY = 0.1
+#: The share of busy threads that a step for idle ones aims at.
+_TARGET = 0.75
+#: Seconds for which threads are idle before some end.
+_IDLE_SECONDS = 10.0
+#: The gain that keeps a step to twice as many, and the loss that keeps one to none of them.
+_GAIN = 0.1
+#: The first steps, and those near the best number.
+_FAR, _NEAR = 2.0, 1.4
+#: Seconds between two trials of a direction: after a large step that failed, after the first small
+#: one, and at most; each failure doubles them.
+_SOON_SECONDS, _HOLD_SECONDS, _MAX_HOLD_SECONDS = 3.0, 15.0, 300.0
+#: Seconds between two trials of fewer threads that no figure suggests.
+_PROBE_SECONDS = 60.0
+#: Seconds without growth after the system had nothing left for more threads.
+_REFUSED_SECONDS = 60.0
+#: CPUs that a process uses whose threads wait for the interpreter lock; and, while all CPUs of the
+#: machine are busy, those of one that is among the causes.
+_CPU_BUSY, _CPU_SHARE, _MACHINE_BUSY = 0.9, 0.5, 0.95
+#: Factor by which handlers are slower than before; and what a changed load differs by: a factor of
+#: its throughput, or CPUs.
+_SLOWER, _CHANGED, _CHANGED_CPU = 1.5, 1.4, 0.4
+#: Seconds between two changes of the load that count.
+_CHANGE_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Of some seconds of one process."""
+
+    seconds: float = 0.0
+    #: Executions that have ended.
+    ended: int = 0
+    #: Seconds in which threads ran handlers, summed over the threads.
+    busy: float = 0.0
+    #: Claims, and those of them that found no command.
+    claims: int = 0
+    empty: int = 0
+    #: Seconds of CPU that the process used.
+    cpu: float = 0.0
+    #: Seconds in which the CPUs that it may use were busy, as a part of all.
+    machine: float = 0.0
+
+    def __add__(self, other: "Figures") -> "Figures":
+        return Figures(
+            seconds=self.seconds + other.seconds,
+            ended=self.ended + other.ended,
+            busy=self.busy + other.busy,
+            claims=self.claims + other.claims,
+            empty=self.empty + other.empty,
+            cpu=self.cpu + other.cpu,
+            machine=self.machine + other.machine,
+        )
+
+    @property
+    def rate(self) -> float:
+        return self.ended / self.seconds
+
+    @property
+    def busy_threads(self) -> float:
+        return self.busy / self.seconds
+
+    @property
+    def cpus(self) -> float:
+        return self.cpu / self.seconds
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether its throughput can be compared with another one's."""
+        return self.ended >= _MIN_ENDED
+
+    @property
+    def is_cpu_busy(self) -> bool:
+        machine = self.machine / self.seconds
+        return self.cpus >= _CPU_BUSY or (machine >= _MACHINE_BUSY and self.cpus >= _CPU_SHARE)
+
+    def has_waiting_work(self, threads: int) -> bool:
+        share = self.busy_threads / threads
+        return share >= _FULL or (share >= _IDLE and self.empty <= _MAX_EMPTY * self.claims)
+
+
+class _Direction:
+    """Steps up or steps down: when the next one may be tried, and how large it is."""
+
+    def __init__(self) -> None:
+        self.factor = _FAR
+        self.at = 0.0
+        self._pause = _SOON_SECONDS
+
+    def hold(self, now: float, seconds: float) -> None:
+        self.at = max(self.at, now + seconds)
+
+    def succeed(self, now: float) -> None:
+        if self.factor == _NEAR:
+            self.hold(now, _HOLD_SECONDS)
+
+    def fail(self, now: float, *, is_last: bool) -> None:
+        """`is_last`: no number lies between the two that were compared."""
+        self.factor = _NEAR
+        if is_last:
+            self._pause = max(_HOLD_SECONDS, self._pause)
+        self.hold(now, self._pause)
+        self._pause = min(max(_HOLD_SECONDS, 2 * self._pause), _MAX_HOLD_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    #: The number of threads before the step, and its figures.
+    threads: int
+    before: Figures
+
+
+class ThreadPolicy:
+    def __init__(self, bounds: ThreadRange, threads: int) -> None:
+        self.bounds = bounds
+        #: The number that is due, and why.
+        self.threads = min(max(threads, bounds.least), bounds.most)
+        self.reason = StepReason.STARTED
+        #: Seconds that were observed.
+        self._now = 0.0
+        self._settled_at = 0.0
+        self._window = Figures()
+        self._more, self._fewer = _Direction(), _Direction()
+        self._trial: _Trial | None = None
+        #: The latest trial found that fewer threads do more.
+        self._fewer_gains = False
+        self._probe_at, self._probe_pause = _PROBE_SECONDS, _PROBE_SECONDS
+        #: Of the latest decision, by which a change of the load is noticed.
+        self._reference: Figures | None = None
+        self._changed_at, self._differs = 0.0, False
+        #: Since then threads idle, and so many were busy at most.
+        self._idle_since: float | None = None
+        self._idle_peak = 0.0
+
+    def observe(self, figures: Figures) -> bool:
+        """Takes the figures since the last call; whether another number is due."""
+        before = self.threads
+        began = self._now
+        self._now += figures.seconds
+        if figures.seconds > 0 and began >= self._settled_at:
+            self._window += figures
+            if self._is_full(self._window):
+                window, self._window = self._window, Figures()
+                self._decide(window)
+        return self.threads != before
+
+    def forget(self) -> None:
+        """After an outage or a stall, whose figures say nothing."""
+        self._window, self._trial, self._idle_since = Figures(), None, None
+
+    def refuse(self, threads: int) -> None:
+        """Nothing was left for as many threads or connections; there are so many now."""
+        fewer = self._fewer_by(_NEAR)
+        if self._trial is not None and self._trial.threads < self.threads:
+            fewer = self._trial.threads
+        self.forget()
+        self._more.hold(self._now, _REFUSED_SECONDS)
+        self._step(max(self.bounds.least, min(threads, fewer)), StepReason.NO_RESOURCES)
+
+    def _is_full(self, window: Figures) -> bool:
+        enough = window.ended >= _ENOUGH_ENDED or not window.has_waiting_work(self.threads)
+        return window.seconds >= (_WINDOW_SECONDS if enough else _MAX_WINDOW_SECONDS)
+
+    def _decide(self, window: Figures) -> None:
+        trial, self._trial = self._trial, None
+        if not window.has_waiting_work(self.threads):
+            self._check_idle(window)
+            return
+        self._idle_since = None
+        if trial is not None and not self._keeps(trial, window):
+            return
+        changed = trial is None and self._has_changed(window)
+        if changed:
+            self._begin_anew()
+        self._try_next(window)
+        if changed:
+            self._reference = window
+
+    def _check_idle(self, window: Figures) -> None:
+        if window.busy_threads >= _IDLE * self.threads:
+            self._idle_since = None
+            return
+        if self._idle_since is None:
+            self._idle_since, self._idle_peak = self._now - window.seconds, 0.0
+        self._idle_peak = max(self._idle_peak, window.busy_threads)
+        if self._now - self._idle_since < _IDLE_SECONDS:
+            return
+        needed = max(self.bounds.least, ceil(self._idle_peak / _TARGET), self.threads // 2)
+        if needed < self.threads:
+            self._begin_anew()
+            self._step(needed, StepReason.THREADS_IDLE)
+            self._idle_since, self._idle_peak = self._now - _IDLE_SECONDS / 2, 0.0
+
+    def _begin_anew(self) -> None:
+        """What has failed may help another load."""
+        self._more, self._fewer = _Direction(), _Direction()
+        self._probe_pause = _PROBE_SECONDS
+
+    def _has_changed(self, window: Figures) -> bool:
+        """Whether two windows in a row differ from the figures of the latest decision."""
+        reference = self._reference
+        if reference is None or not (reference.is_telling and window.is_telling):
+            self._reference = window
+            return False
+        factor = window.rate / reference.rate
+        cpus = abs(window.cpus - reference.cpus)
+        differs = not 1 / _CHANGED < factor < _CHANGED or cpus > _CHANGED_CPU
+        differed, self._differs = self._differs, differs
+        if not (differed and differs) or self._now < self._changed_at + _CHANGE_SECONDS:
+            return False
+        self._changed_at = self._now
+        return True
+
+    def _keeps(self, trial: _Trial, window: Figures) -> bool:
+        """Whether the trial's step was good; else takes it back."""
+        if self.threads > trial.threads:
+            tried, other, good = self._more, self._fewer, _has_gained(trial, self.threads, window)
+        else:
+            tried, other, good = self._fewer, self._more, _has_kept(trial, self.threads, window)
+        if good:
+            gain = window.rate / trial.before.rate if trial.before.ended else 1.0
+            self._fewer_gains = tried is self._fewer and gain > 1 + _GAIN / 2
+            self._reference = window
+            tried.succeed(self._now)
+            # The number before was no better.
+            other.factor = _NEAR
+            other.hold(self._now, _HOLD_SECONDS)
+            return True
+        self._fewer_gains, self._reference = False, trial.before
+        tried.fail(self._now, is_last=abs(self.threads - trial.threads) == 1)
+        if tried is self._fewer:
+            self._probe_pause = min(2 * self._probe_pause, 2 * _MAX_HOLD_SECONDS)
+        reason = StepReason.NO_GAIN if tried is self._more else StepReason.FEWER_DID_LESS
+        self._step(trial.threads, reason)
+        return False
+
+    def _try_next(self, window: Figures) -> None:
+        more = fewer = False
+        if self.threads > self.bounds.least:
+            fewer = self._now >= self._fewer.at
+        if self.threads < self.bounds.most:
+            more = self._now >= self._more.at
+        if fewer and window.is_cpu_busy:
+            self._try(self._fewer_by(self._fewer.factor), StepReason.CPU_BUSY, window)
+        elif fewer and (self._fewer_gains or self._is_slower(window)):
+            self._try(self._fewer_by(self._fewer.factor), StepReason.HANDLERS_SLOWER, window)
+        elif more:
+            self._try(self._more_by(self._more.factor), StepReason.WORK_WAITS, window)
+        elif fewer and self._now >= self._probe_at:
+            self._try(self._fewer_by(_NEAR), StepReason.FEWER_MAY_DO, window)
+
+    def _is_slower(self, window: Figures) -> bool:
+        reference = self._reference
+        if reference is None or not (reference.is_telling and window.is_telling):
+            return False
+        return window.busy / window.ended > _SLOWER * reference.busy / reference.ended
+
+    def _try(self, threads: int, reason: StepReason, window: Figures) -> None:
+        self._trial = _Trial(self.threads, window)
+        self._step(threads, reason)
+
+    def _more_by(self, factor: float) -> int:
+        return min(self.bounds.most, max(self.threads + 1, round(self.threads * factor)))
+
+    def _fewer_by(self, factor: float) -> int:
+        return max(self.bounds.least, min(self.threads - 1, round(self.threads / factor)))
+
+    def _step(self, threads: int, reason: StepReason) -> None:
+        self.threads, self.reason = threads, reason
+        self._settled_at = self._now + _SETTLE_SECONDS
+        self._probe_at = self._now + self._probe_pause
+        self._window = Figures()
+
+
+def _has_gained(trial: _Trial, threads: int, window: Figures) -> bool:
+    """Whether more threads did more. Of long commands few end: then more of them help as long as
+    they leave CPU."""
+    if not (trial.before.is_telling and window.is_telling):
+        return not window.is_cpu_busy
+    share = min(1.0, threads / trial.threads - 1)
+    return window.rate >= trial.before.rate * (1 + _GAIN * share)
+
+
+def _has_kept(trial: _Trial, threads: int, window: Figures) -> bool:
+    """Whether fewer threads did as much."""
+    if not (trial.before.is_telling and window.is_telling):
+        return window.is_cpu_busy
+    loss = _GAIN * (1 - threads / trial.threads)
+    if window.cpus >= _CPU_BUSY:
+        loss *= 2  # They use the CPU as before: most of the loss is noise.
+    return window.rate >= trial.before.rate * (1 - loss)
