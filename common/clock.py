@@ -18,6 +18,7 @@ class time:
     clock_gettime_ns = staticmethod(_time.clock_gettime_ns)
     monotonic = staticmethod(_time.monotonic)
     monotonic_ns = staticmethod(_time.monotonic_ns)
+    process_time = staticmethod(_time.process_time)
     sleep = staticmethod(_time.sleep)
     time_ns = staticmethod(_time.time_ns)
 

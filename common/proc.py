@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
@@ -13,6 +14,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 #: Fields of a stat file behind the name: state, CPU time in user and system mode, start; in ticks.
 _STATE, _USER, _SYSTEM, _START = 0, 11, 12, 19
 _CGROUPS = Path("/sys/fs/cgroup")
+_STAT = Path("/proc/stat")
+#: Columns of a CPU in /proc/stat: all but those of guests, whose time is also that of users; and
+#: those in which it was idle, or waited for a disk.
+_TICK_COLUMNS, _IDLE_COLUMNS = slice(0, 8), slice(3, 5)
 
 
 class PidState(Enum):
@@ -96,3 +101,48 @@ def _groups(cgroups: Path) -> Iterator[Path]:
     own = next((line[3:] for line in lines if line.startswith("0::/")), "/")
     for depth in range(1, len(Path(own).parts)):
         yield cgroups.joinpath(*Path(own).parts[1 : depth + 1])
+
+
+class CpuLoad:
+    """How busy the CPUs are that this process may use."""
+
+    def __init__(self, cgroups: Path = _CGROUPS, stat: Path = _STAT) -> None:
+        self._cgroups, self._stat = cgroups, stat
+        self._before = self._read()
+
+    def share(self) -> float:
+        """Since the last call: of the CPUs' time, or of a quota if more of that was used; from 0
+        to 1."""
+        before, self._before = self._before, self._read()
+        shares = [
+            (used - before[name][0]) / (available - before[name][1])
+            for name, (used, available) in self._before.items()
+            if name in before and available > before[name][1]
+        ]
+        return min(1.0, max(shares, default=0.0))
+
+    def _read(self) -> dict[str, tuple[float, float]]:
+        """The used and the available CPU seconds of the machine, and of each group with a quota."""
+        found = {}
+        with suppress(OSError, ValueError):
+            found["machine"] = _machine_seconds(self._stat)
+        for group in _groups(self._cgroups):
+            with suppress(OSError, ValueError):
+                quota, period = (group / "cpu.max").read_text().split()
+                usage = (group / "cpu.stat").read_text().split()
+                used = int(usage[usage.index("usage_usec") + 1]) / 1e6
+                if quota != "max":
+                    found[str(group)] = used, time.monotonic() * int(quota) / int(period)
+        return found
+
+
+def _machine_seconds(stat: Path) -> tuple[float, float]:
+    """Of the CPUs that the scheduler's affinity leaves: the seconds in use, and all."""
+    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    used = total = 0
+    for name, *ticks in map(str.split, stat.read_text().splitlines()):
+        if name in ours:
+            counts = [int(each) for each in ticks[_TICK_COLUMNS]]
+            total += sum(counts)
+            used += sum(counts) - sum(counts[_IDLE_COLUMNS])
+    return used / _TICKS_PER_SECOND, total / _TICKS_PER_SECOND

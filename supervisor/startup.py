@@ -204,7 +204,7 @@ def make_board(settings: Settings, path: Path, stacks: Path, types: int) -> Boar
     return Board.create(
         path,
         seats=seats_for(settings.procs),
-        slots=settings.threads + _SPARE_SLOTS,
+        slots=settings.thread_range.most + _SPARE_SLOTS,
         command_types=min(_MAX_COMMAND_TYPES, types + _SPARE_COMMAND_TYPES),
         name=settings.name,
     )

@@ -23,6 +23,7 @@ from cmdbus.board.records import (
     SupervisorState,
     Verdict,
 )
+from cmdbus.board.threads import StepReason, ThreadsView
 from cmdbus.board.views import ClaimView, CommandView
 
 
@@ -188,6 +189,7 @@ def test_a_snapshot_shows_a_worker_as_ps_does(board: Board) -> None:
     seat = taken(board)
     seat.beat(5 * SECOND, HealthReport(stuck_threads=4))
     slot, housekeeping = seat.slot(0), seat.slot(2)
+    seat.threads = ThreadsView(5, 2, 9, StepReason.NO_GAIN).to_cell()
     slot.occupy(0, now=1)
     housekeeping.occupy(-1, now=1)
     begin(slot, seat, 3 * SECOND)
@@ -201,6 +203,7 @@ def test_a_snapshot_shows_a_worker_as_ps_does(board: Board) -> None:
             "health": "CRITICAL",
             "reasons": ["4 stuck threads within 5 minutes, and more than 3 are too many"],
             "since": 4.0,
+            "threads": {"now": 5, "least": 2, "most": 9, "reason": "no_gain"},
             "slots": [
                 {
                     "slot": 0,

@@ -133,7 +133,7 @@ def test_a_worker_holds_no_more_payload_than_it_may_and_one_command(
     running_worker, seen = list[Worker](), list[int]()
 
     def debit(command: Command, context: Context) -> None:
-        threads = running_worker[0]._threads
+        threads = running_worker[0]._concurrency.threads
         assert threads is not None
         seen.append(threads.in_flight.prefetched_bytes)
 
@@ -219,8 +219,8 @@ def test_what_a_lost_reply_had_claimed_is_adopted_as_far_as_it_fits(
     sizes = [10_000 + number for number in range(9)]
     registry = handling(debit)
     with running(dsn, registry, concurrency=1, claim_bytes=35_000) as worker, connect(dsn) as other:
-        eventually(lambda: worker._threads is not None)
-        threads, claimer = worker._threads, Claimer(other)
+        eventually(lambda: worker._concurrency.threads is not None)
+        threads, claimer = worker._concurrency.threads, Claimer(other)
         assert threads is not None
         claimer.statements.incarnation = worker._statements.incarnation
         with other.transaction():

@@ -10,12 +10,12 @@ from cli import supervise
 
 from cmdbus.errors import CmdbusError
 from cmdbus.proc import usable_cpus
-from cmdbus.settings import Settings
+from cmdbus.settings import Settings, ThreadRange
 from cmdbus.supervisor.cli.configuration import configured, entries
 from cmdbus.supervisor.cli.setting import SETTINGS
 from cmdbus.supervisor.cli.supervise import main
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.worker import MAX_THREADS
+from cmdbus.worker.concurrency import MAX_THREADS
 
 SECRET = "s3cr3t"
 
@@ -226,7 +226,7 @@ def test_a_wrong_value_is_one_sentence_that_says_where_it_is() -> None:
     dsn = f"--dsn=postgresql://ann:{SECRET}@db/x"
     ladder = "Error: --statement-timeout (40 s) must be less than --visibility-timeout (30 s)\n"
     for code, arguments, environment, text in (
-        (2, [], {}, "(from cmdbus.toml): it must be a whole number from 1 to 128, not '0'."),
+        (2, [], {}, "(from cmdbus.toml): it must be a whole number from 1 to 128, or two "),
         (2, ["--procs", "0"], {}, "--procs: it must be a whole number from 1 to 512, not '0'."),
         (2, [], {"CMDBUS_PROCS": "x"}, "--procs (from CMDBUS_PROCS): it must be a whole number"),
         (2, ["--threads", "1", "--http", wrong_url], {}, "it must be HOST:PORT or :PORT"),
@@ -343,3 +343,28 @@ def test_a_jitter_of_more_than_10_ms_is_refused() -> None:
 def test_more_threads_than_a_worker_may_have_are_refused() -> None:
     assert settings_of("--threads", str(MAX_THREADS)).threads == MAX_THREADS
     assert f"from 1 to {MAX_THREADS}" in refused("--threads", str(MAX_THREADS + 1))
+
+
+def test_threads_are_a_number_or_a_range_which_the_file_may_give_too() -> None:
+    fixed, wide = settings_of("--threads", "8"), settings_of("--threads", "2:32")
+    assert (fixed.threads, fixed.thread_range) == (8, ThreadRange(8, 8))
+    assert wide.threads == wide.thread_range == ThreadRange(2, 32)
+    assert settings_of("--threads", "4:4").threads == 4
+    Path("cmdbus.toml").write_text('threads = "2:9"\n')
+    assert settings_of().threads == ThreadRange(2, 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("8:2", "it begins with the least: write 2:8, not 8:2."),
+        *(
+            (text, f"it must be a whole number from 1 to 128, or two like 2:32, not {text!r}.")
+            for text in ("0:4", "2:1000", "x", "2:", ":8", "1:2:3", "-1:4", "2 : 4")
+        ),
+    ],
+)
+def test_a_range_of_threads_that_cannot_be_is_refused_in_a_sentence(
+    text: str, sentence: str
+) -> None:
+    assert f": {sentence}" in refused("--threads", text)

@@ -16,6 +16,7 @@ from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import BUCKETS
 from cmdbus.board.records import ExitRecord, Phase, Restart, Role, SupervisorState
 from cmdbus.board.seats import Seat
+from cmdbus.board.threads import StepReason, ThreadsView
 from cmdbus.worker.probes.exposition import render
 from cmdbus.worker.probes.responses import Gauges, Response, live, ready, status
 
@@ -236,6 +237,9 @@ def test_every_family_is_on_the_first_page(board: Board) -> None:
         ("cmdbus_unreachable_commands", "gauge"),
         ("cmdbus_batches", "gauge"),
         ("cmdbus_slots", "gauge"),
+        ("cmdbus_threads", "gauge"),
+        ("cmdbus_threads_bound", "gauge"),
+        ("cmdbus_threads_reason", "gauge"),
         ("cmdbus_process_restarts_total", "counter"),
         ("cmdbus_health", "gauge"),
         ("cmdbus_process_rss_bytes", "gauge"),
@@ -243,7 +247,7 @@ def test_every_family_is_on_the_first_page(board: Board) -> None:
         ("cmdbus_oldest_snapshot_seconds", "gauge"),
         ("cmdbus_managed_processes", "gauge"),
     ]
-    assert page.count("# HELP ") == 19 and page.endswith("\n")
+    assert page.count("# HELP ") == 22 and page.endswith("\n")
 
 
 def test_series_whose_labels_are_known_are_there_before_their_first_event(board: Board) -> None:
@@ -318,6 +322,22 @@ def test_a_process_and_its_successor_have_one_series(board: Board) -> None:
     process(board, Role.WORKER, 2, 0, is_ready=False).rss_bytes = 2000
     samples = families(board)["cmdbus_process_rss_bytes"].samples
     assert [(sample.labels, sample.value) for sample in samples] == [({"seat": "0"}, 1000)]
+
+
+def test_threads_are_shown_with_their_range_and_the_reason_of_a_number_that_changes(
+    board: Board,
+) -> None:
+    worker(board, 0).threads = ThreadsView(4, 4, 4).to_cell()
+    worker(board, 1).threads = ThreadsView(5, 2, 32, StepReason.NO_GAIN).to_cell()
+    found = families(board)
+    assert values(found["cmdbus_threads"]) == {("0",): 4, ("1",): 5}
+    assert values(found["cmdbus_threads_bound"]) == {
+        **{("0", "least"): 4, ("0", "most"): 4},
+        **{("1", "least"): 2, ("1", "most"): 32},
+    }
+    assert values(found["cmdbus_threads_reason"]) == {
+        ("1", reason.name.lower()): reason is StepReason.NO_GAIN for reason in StepReason
+    }
 
 
 def test_health_and_slots_are_those_of_the_living(board: Board) -> None:

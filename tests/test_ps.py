@@ -21,6 +21,7 @@ from cmdbus.board.board import Board
 from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import HEAD
 from cmdbus.board.records import ExitRecord, Phase, Restart, Role, SupervisorState, Verdict
+from cmdbus.board.threads import SENTENCES, StepReason, ThreadsView
 from cmdbus.proc import PidState, pid_state
 from cmdbus.supervisor.runtime import board_path
 
@@ -85,6 +86,23 @@ def test_an_unhealthy_process_and_a_stuck_slot_are_shown_with_the_reasons(
     assert "12 failures in a row, and more than 10 are too many" in text
     assert "0  stuck " in text
     assert "0 busy, 1 idle, 1 stuck" in text
+
+
+def test_a_range_of_threads_is_shown_with_its_number_and_the_reason_of_the_last_step(
+    place: Path, board: Board
+) -> None:
+    taken(board, 1, Role.WORKER)
+    board.seat(1).threads = ThreadsView(8, 8, 8).to_cell()
+    assert "threads 8" not in ps(place)
+    assert json.loads(ps(place, "--json"))["seats"][0]["threads"] == {
+        **{"now": 8, "least": 8, "most": 8},
+        "reason": "fixed",
+    }
+    for reason in StepReason:
+        board.seat(1).threads = ThreadsView(128, 1, 128, reason).to_cell()
+        lines = ps(place).splitlines()
+        assert f"      threads 128 of 1:128: {SENTENCES[reason]}" in lines
+        assert max(map(len, lines)) <= 80
 
 
 def test_a_process_is_shown_while_its_successor_starts(place: Path, board: Board) -> None:
@@ -153,7 +171,17 @@ def test_as_json_it_has_the_documented_form(place: Path, board: Board) -> None:
     assert (empty["seat"], empty["pid"]) == (1, None)
     assert (seat.pop("restarts"), seat.pop("rss_bytes")) == (1, 123_000_000)
     assert (empty["restarts"], empty["rss_bytes"]) == (None, None)
-    assert set(seat) == {"seat", "pid", "generation", "health", "reasons", "since", "slots"}
+    assert set(seat) == {
+        "seat",
+        "pid",
+        "generation",
+        "health",
+        "reasons",
+        "since",
+        "slots",
+        "threads",
+    }
+    assert seat["threads"] is None, "it has not started any"
     busy, idle = seat["slots"]
     assert 3 <= busy.pop("since") < 20 and 10 < busy.pop("due") <= 33
     assert busy == {

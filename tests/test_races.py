@@ -97,7 +97,12 @@ def test_a_claim_that_comes_after_the_stop_goes_back_uncharged(
     with held(points.AFTER_CLAIM) as claiming, running(dsn, registry) as worker:
         claiming.wait()
         with beside(worker.stop):
-            eventually(lambda: worker._threads is not None and worker._threads._stopping.is_set())
+            eventually(
+                lambda: (
+                    worker._concurrency.threads is not None
+                    and worker._concurrency.threads._stopping.is_set()
+                )
+            )
             claiming.let_go()
     for id_ in ids:
         assert (found(bus, id_).status, found(bus, id_).attempts) == (Status.PENDING, 0)

@@ -123,7 +123,7 @@ def test_extend_adds_to_the_time_by_which_a_stall_of_the_process_has_moved_the_d
     """Otherwise it would take that time away again, and the command could time out immediately."""
 
     def stall_and_extend(command: Command, context: Context) -> list[float]:
-        threads = worker._threads
+        threads = worker._concurrency.threads
         assert threads is not None
         threads.put_off(1000)
         stalled = context.remaining()

@@ -117,7 +117,7 @@ def test_the_session_of_a_thread_that_came_back_late_serves_no_other_command(
     with running(dsn, registry, concurrency=1) as worker:
         hung = bus.send("payments", "Late")
         late.wait_for(1)
-        [thread] = worker._threads._all() if worker._threads else []
+        [thread] = worker._concurrency.threads._all() if worker._concurrency.threads else []
         eventually(lambda: thread.given_up)
         late.open.set()
         thread.thread.join(10)

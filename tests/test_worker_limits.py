@@ -32,7 +32,8 @@ def test_the_limits_that_were_asked_for_are_those_in_force(dsn: str, bus: Comman
 
     with running(dsn, handling(debit), concurrency=7) as worker:
         shown = bus.wait("payments", bus.send("payments", "Debit")).result
-        pool = worker._opened
+        pool = worker._concurrency.pool
+        assert pool is not None
         sizes = (pool.min_size, pool.max_size, pool.timeout)
         ages = (pool.max_lifetime, pool.max_idle)
         with pool.connection() as connection:
@@ -106,7 +107,7 @@ def test_the_usual_profiles_work(dsn: str, bus: CommandBus, profile: tuple[int, 
 
 def test_a_worker_has_4_threads_and_polls_once_a_minute_by_default() -> None:
     worker = Worker("host=nowhere", handling())
-    assert (worker._concurrency, worker._poll_interval) == (4, 60.0)
+    assert (worker._concurrency.number, worker._poll_interval) == (4, 60.0)
 
 
 def test_a_statement_that_takes_too_long_is_ended_by_the_server(dsn: str, bus: CommandBus) -> None:

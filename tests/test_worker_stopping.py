@@ -154,7 +154,9 @@ def test_an_outcome_is_stored_although_all_sessions_have_ended_unnoticed(
         sent = bus.send("payments", "Debit")
         gate.wait_for(1)
         with beside(worker.stop, 15):
-            eventually(lambda: worker._threads and len(worker._threads.left()) == 1)
+            eventually(
+                lambda: worker._concurrency.threads and len(worker._concurrency.threads.left()) == 1
+            )
             end_sessions(dsn)
             gate.open.set()
     assert (found(bus, sent).status, worker.abandoned) == ("COMPLETED", 0)
@@ -194,7 +196,12 @@ def test_a_stall_of_the_process_while_it_stops_ends_no_command(dsn: str, bus: Co
         sent = bus.send("payments", "Debit")
         gate.wait_for(1)
         with beside(worker.stop, 15):
-            eventually(lambda: worker._threads and worker._threads.pipeline.stopping.is_set())
+            eventually(
+                lambda: (
+                    worker._concurrency.threads
+                    and worker._concurrency.threads.pipeline.stopping.is_set()
+                )
+            )
             holds.set()
             stays(lambda: worker.health.stuck_threads == 0, 0.2)
             gate.open.set()

@@ -37,6 +37,8 @@ class ThreadPool:
         #: The key is the number. The main thread, housekeeping and callers of set_concurrency add
         #: threads, which remove themselves.
         self._threads: dict[int, WorkerThread] = {}
+        #: Threads that have ended as there was no session for them.
+        self.refused = 0
         #: The exception that ended a thread unexpectedly.
         self._ended_by: BaseException | None = None
 
@@ -52,13 +54,16 @@ class ThreadPool:
         it is ready: before, its exit codes have other meanings."""
         self._queue.put(LEADERSHIP)
 
-    def set_concurrency(self, threads: int) -> None:
+    def set_concurrency(self, threads: int, *, need_sessions: bool = False) -> None:
+        """`need_sessions`: further threads that get no session end, and count as refused."""
         with self._lock:
             self._queue.threads = threads
-            for number in range(threads):
-                if number not in self._staying():
-                    self._fill(number)
-            surplus = len(self._staying()) - threads
+            # Numbers below may be free, as surplus threads end in any order.
+            staying = self._staying()
+            free = [number for number in range(threads) if number not in staying]
+            for number in free[: max(0, threads - len(staying))]:
+                self._fill(number, needs_session=need_sessions)
+            surplus = len(staying) - threads
         for _ in range(surplus):
             self._queue.put(RECHECK)
 
@@ -71,12 +76,13 @@ class ThreadPool:
             thread.is_surplus = len(self._staying()) > self._queue.threads
             return thread.is_surplus
 
-    def _fill(self, number: int) -> None:
+    def _fill(self, number: int, *, needs_session: bool = False) -> None:
         """Starts the thread with this number, or a fresh one in its place."""
         slot = self._telemetry.acquire_slot()
         connection = ThreadConnection(self._source.get, self._source.put, slot.session)
         before = self._threads.get(number)
         thread = WorkerThread(number, connection, slot, self._stopping, self._run_thread)
+        thread.needs_session = needs_session
         self._threads[number] = thread
         try:
             thread.thread.start()
@@ -95,6 +101,16 @@ class ThreadPool:
             return f"{len(faults)} round trips in a row have failed: {reason(faults[-1])}"
         error = self._ended_by
         return "" if error is None else f"a thread was ended by {type(error).__name__}"
+
+    @property
+    def count(self) -> int:
+        """Threads that have not ended, also surplus ones that still run a command."""
+        return len(self._threads)
+
+    def running_seconds(self, now: float) -> float:
+        """For which the commands that run have run, summed."""
+        works = [thread.work for thread in self._all() if not thread.given_up]
+        return sum(now - work.began for work in works if isinstance(work, Execution))
 
     def next_due(self) -> float:
         return min((thread.due for thread in self._all()), default=float("inf"))
@@ -159,6 +175,9 @@ class ThreadPool:
         try:
             stays = self.pipeline.leader.prepare_session(thread)
             self._prepared.put(None)
+            if thread.needs_session and thread.connection.lost():
+                with self._lock:
+                    self.refused, stays = self.refused + 1, False
             while stays:
                 stays = self.pipeline.take_turn(thread)
         except BaseException as error:
@@ -171,7 +190,9 @@ class ThreadPool:
                 # Housekeeping replaces a thread that has timed out.
                 if self._threads.get(thread.number) is thread and not thread.given_up:
                     del self._threads[thread.number]
-            if thread.given_up:
-                thread.connection.drop()  # Housekeeping ends the session: no other may get it.
+            if thread.given_up or thread.is_surplus:
+                # Housekeeping ends the session of the former: no other thread may get it. That of
+                # the latter is not needed any longer.
+                thread.connection.drop()
             thread.connection.close()
             self._telemetry.release_slot(thread.slot)

@@ -1,8 +1,9 @@
-"""A worker's main thread while its threads run: beats, and gives up overdue threads. It never
-touches the database."""
+"""A worker's main thread while its threads run: beats, gives up overdue threads, and adapts their
+number. It never touches the database."""
 
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -42,6 +43,8 @@ class Watch:
     housekeeping: Housekeeping
     #: Only in a standalone worker.
     steward: Steward | None
+    #: Changes the number of threads, where that may change.
+    adapt: Callable[[], None]
 
     @property
     def beat_seconds(self) -> float:
@@ -56,6 +59,7 @@ class Watch:
                 return orders.get(timeout=pause)
             self._check_faults()
             self.look(began + pause)
+            self.adapt()
 
     def look(self, expected: float) -> None:
         """Called about once in `beat_seconds`, at the monotonic time `expected` or later."""

@@ -14,7 +14,6 @@ from cmdbus.board.board import Node
 from cmdbus.board.health import HealthReport
 from cmdbus.checks import check_name, check_seconds, check_whole, shown
 from cmdbus.clock import time
-from cmdbus.counting import count_of
 from cmdbus.database import dsn as dsns
 from cmdbus.database import schema as schemas
 from cmdbus.database import statements
@@ -28,15 +27,16 @@ from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import ClaimScope
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import PooledConnections
-from cmdbus.worker.claims.pools import HEADROOM, Pool, check_pool, complete, open_pool, parts_of
+from cmdbus.worker.claims.pools import Pool, complete, open_pool, parts_of
 from cmdbus.worker.claims.rejections import lacks_a_right, reason
 from cmdbus.worker.claims.settlement import make_partitions
+from cmdbus.worker.concurrency import Concurrency, Threads
 from cmdbus.worker.declaring import app_of_worker, declare_and_warn
 from cmdbus.worker.drain import RELEASE_SECONDS, Drain
 from cmdbus.worker.housekeeping import Housekeeping
 from cmdbus.worker.monkey_patches import patched
 from cmdbus.worker.pipeline.setup import Setup
-from cmdbus.worker.pipeline.telemetry import SLOTS, FailedExecution, Telemetry
+from cmdbus.worker.pipeline.telemetry import FailedExecution, Telemetry
 from cmdbus.worker.standalone import node_of_one, telemetry_of_one
 from cmdbus.worker.steward.steward import Steward, connect
 from cmdbus.worker.thread_pool import ThreadPool
@@ -53,8 +53,6 @@ _AWAY = (
     psycopg.errors.InsufficientPrivilege,
 )
 
-#: Half of the slots: hung threads keep theirs until they return.
-MAX_THREADS = SLOTS // 2
 #: Seconds for the stop of a quarantine process that has nothing more to run.
 _ABANDON_SECONDS = 5.0
 #: Seconds between two attempts to reach a database that is away.
@@ -77,7 +75,7 @@ class Worker:
         domains: Sequence[str] | None = None,
         tags: Collection[str] = (),
         priorities: tuple[int, int] = ALL_PRIORITIES,
-        concurrency: int = 4,
+        concurrency: Threads = 4,
         poll_interval: float = 60.0,
         timeouts: Timeouts | None = None,
         schema: str = schemas.DEFAULT,
@@ -87,14 +85,14 @@ class Worker:
         claim_bytes: int = CLAIM_BYTES,
     ) -> None:
         """`tags`: types that need others are not run. `priorities`: the first and the last one that
-        is claimed. `claim_bytes`: payload to claim ahead of threads; a larger command is claimed
-        alone."""
+        is claimed. `concurrency`: the number of threads, or the least and the most of which the
+        worker finds the best. `claim_bytes`: payload to claim ahead of threads; a larger command is
+        claimed alone."""
         self._pool_or_dsn = pool_or_dsn
         self._registry = registry
         self._tags = sorted(check_tags("tags", tags))
         self._domains = _check_domains(domains, registry, self._tags)
         self._priorities = check_priorities(priorities)
-        self._concurrency = check_whole("concurrency", concurrency, 1, MAX_THREADS)
         self._poll_interval = check_poll_interval(poll_interval)
         self._timeouts = timeouts or Timeouts()
         self._claim_bytes = check_whole("claim_bytes", claim_bytes, 1)
@@ -104,6 +102,7 @@ class Worker:
         self._node = node
         self._wake_jitter_ms = wake_jitter_ms
         self._telemetry = Telemetry(node.board, node.seat) if node else telemetry_of_one()
+        self._concurrency = Concurrency(concurrency, self._telemetry, self._timeouts)
         #: Stop deadlines. No Event: the thread that a signal handler interrupts may have its lock.
         self._orders: SimpleQueue[float] = SimpleQueue()
         self._ended = threading.Event()
@@ -111,9 +110,6 @@ class Worker:
         self.abandoned = 0
         #: The process and the thread of `run`, while it runs.
         self._runner: tuple[int, int] | None = None
-        #: For a change of the number of threads. Reentrant: a signal handler may change it.
-        self._resizing = threading.RLock()
-        self._threads: ThreadPool | None = None
         self._polling: list[NodeWaiter | Steward] = []
 
     def run(self) -> None:
@@ -129,7 +125,9 @@ class Worker:
             statements.load()
             with ExitStack() as opened:
                 node = self._node or node_of_one(self._telemetry, opened)
-                pool = self._opened = self._open(node)
+                if self._node is not None:
+                    self._concurrency.succeed(node.board, node.seat)
+                pool = self._open(node)
                 if isinstance(pool, SessionPool):
                     opened.callback(pool.close)
                 self._run(node, pool, opened)
@@ -137,8 +135,7 @@ class Worker:
             self._end()
 
     def _end(self) -> None:
-        with self._resizing:
-            self._threads = None
+        self._concurrency.end()
         with suppress(Empty):
             while True:
                 self._orders.get_nowait()
@@ -150,7 +147,7 @@ class Worker:
         others. Waits until the worker has stopped, but not in the thread that runs `run`, nor in a
         handler's. Does nothing in a process that was forked from the worker's."""
         by = time.monotonic() + check_seconds("timeout", timeout)
-        runner, threads = self._runner, self._threads
+        runner, threads = self._runner, self._concurrency.threads
         if runner is not None and runner[0] != os.getpid():
             return
         self.request_stop(by)
@@ -162,26 +159,16 @@ class Worker:
         """Asks the worker to stop by this monotonic time, and returns; safe in signal handlers."""
         self._orders.put(by)
 
-    def set_concurrency(self, threads: int) -> None:
-        """Changes the number of threads; surplus threads end after their current command."""
-        check_whole("concurrency", threads, 1, MAX_THREADS)
-        with self._resizing:
-            if self._threads is not None:
-                self._resize(self._threads, threads)
-            self._concurrency = threads
+    def set_concurrency(self, threads: Threads) -> None:
+        """Changes the number of threads, or its range; surplus threads end after their current
+        command."""
+        self._concurrency.set(threads)
 
     def set_poll_interval(self, seconds: float) -> None:
         """Applies from the next time the worker waits for commands."""
         self._poll_interval = check_poll_interval(seconds)
         for each in self._polling:
             each.set_poll_interval(self._poll_interval)
-
-    def _resize(self, threads: ThreadPool, number: int) -> None:
-        if isinstance(self._opened, SessionPool):
-            self._opened.resize(number, number + HEADROOM)
-        else:
-            check_pool(self._opened, number, self._timeouts)
-        threads.set_concurrency(number)
 
     @property
     def health(self) -> HealthReport:
@@ -229,8 +216,8 @@ class Worker:
             if self._node is None:  # A fleet's are declared by its preflight.
                 declare_and_warn(connection, self._statements, self._app, self._registry)
         if isinstance(given, str):
-            return open_pool(self._parts, self._concurrency, self._timeouts)
-        check_pool(given, self._concurrency, self._timeouts)
+            return open_pool(self._parts, self._concurrency.number, self._timeouts)
+        self._concurrency.check(given)
         return given
 
     def _run(self, node: Node, pool: Pool | SessionPool, opened: ExitStack) -> None:
@@ -243,20 +230,16 @@ class Worker:
         # Only a standalone worker has a steward of its own.
         steward = self._start_steward(node, opened) if node.parent is None else None
         self._polling = [waiter, steward] if steward else [waiter]
-        with self._resizing:
-            # The number may have changed since the pool was opened.
-            self._resize(threads, self._concurrency)
-            self._threads = threads
+        self._concurrency.begin(threads, pool)
         threads.wait_until_prepared()
         housekeeping.start()
         self._telemetry.database_back()
         beat(node, self._telemetry, self._timeouts)
         self._telemetry.seat.ready(time.monotonic_ns())
-        count = count_of(self._concurrency, "thread")
-        domains = ", ".join(self._domains)
+        domains, count = ", ".join(self._domains), self._concurrency
         logger.info("worker %s runs %s with %s", self._statements.worker, domains, count)
         threads.begin()
-        watch = Watch(node, setup, threads, housekeeping, steward)
+        watch = Watch(node, setup, threads, housekeeping, steward, self._concurrency.adapt)
         try:
             deadline = watch.run(self._orders)
         except BaseException:

@@ -32,6 +32,7 @@ cells of a seat
   rescued                       the steward                         supervisor
   incarnation                   its process's main thread           steward
   terminated                    its process's main thread           supervisor
+  threads, of which range, why  the same, and set_concurrency       ps, metrics, successor
 | claims, each state id token   the thread that has the command     steward
     command id                    at that moment; see ClaimTable
 | COMMAND TYPES, each domain    its process, under a lock;          metrics
@@ -71,7 +72,7 @@ from struct import Struct
 
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
 #: Raise it with each change of a position, a record or a number that is written.
-VERSION = 10
+VERSION = 11
 
 LINE = 8  # cells
 CELL = 8  # bytes
@@ -105,6 +106,7 @@ OVERFLOWED = PARKED + 1
 RESCUED = PARKED + 2
 INCARNATION = PARKED + 3
 TERMINATED = PARKED + 4
+THREADS = PARKED + 5
 CLAIMS = 6 * LINE
 CLAIM_COUNT = 512
 CLAIM_CELLS = 5

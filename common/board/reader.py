@@ -7,7 +7,7 @@ from zlib import crc32
 
 from cmdbus.board import layout as offsets
 from cmdbus.board.board_memory import BoardMemory, cell, decode_name
-from cmdbus.board.counters import OTHER, CountersView, OutcomeLabel, sum_of
+from cmdbus.board.counters import OTHER, CountersView, LoadView, OutcomeLabel, load_of, sum_of
 from cmdbus.board.layout import CELL, CLAIM_CELLS, NAME, ROW_CELLS, Layout
 from cmdbus.board.record_format import fields_of, format_of
 from cmdbus.board.records import (
@@ -23,6 +23,7 @@ from cmdbus.board.records import (
     SlotState,
     SupervisorRecord,
 )
+from cmdbus.board.threads import ThreadsView
 from cmdbus.board.views import BoardView, ClaimView, CommandView, SeatView, SlotView
 
 _FORMAT = format_of(SlotRecord)
@@ -91,6 +92,7 @@ class Reader:
             rescued=exit_record is not None and cells[at + offsets.RESCUED] == generation,
             parked=_positive(cells[at + offsets.PARKED]),
             incarnation=_positive(cells[at + offsets.INCARNATION]) if is_used else None,
+            threads=ThreadsView.from_cell(cells[at + offsets.THREADS]) if is_used else None,
             slots=tuple(self._slots(at)) if is_used else (),
             claims=tuple(self._claims(at)) if is_used and claims else (),
             complete=cells[at + offsets.OVERFLOWED] == 0,
@@ -106,6 +108,15 @@ class Reader:
                 at = rows + row * ROW_CELLS
                 total += sum(cells[at : at + len(OutcomeLabel)])
         return total
+
+    def load(self, seat: int) -> LoadView:
+        """What the threads of this seat have done, over all its processes."""
+        layout = self.layout
+        rows = sum(1 for _ in self._command_types(layout.seat(seat)))
+        if rows == layout.command_types:
+            rows += 1  # that of all others
+        slots = [layout.slot(seat, slot) for slot in range(layout.slots)]
+        return load_of(self.cells, slots, rows)
 
     def counters(self) -> CountersView:
         layout, slots = self.layout, []

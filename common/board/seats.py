@@ -50,12 +50,14 @@ class Seat:
     incarnation = Cell(offsets.INCARNATION)
     #: 1 once its process stops after a SIGTERM that the supervisor did not send.
     terminated = Cell(offsets.TERMINATED)
+    #: Its number of threads, as ThreadsView writes it.
+    threads = Cell(offsets.THREADS)
 
     def __init__(self, memory: BoardMemory, layout: Layout, seat: int) -> None:
         self._memory = memory
         self.cells = memory.cells
         self._layout = layout
-        self._index = seat
+        self.index = seat
         self.at = at = layout.seat(seat)
         self._lock = threading.Lock()
         self._command_types: dict[tuple[str, str], CommandType] = {}
@@ -63,7 +65,7 @@ class Seat:
         self._process = ProcessRecord()
 
     def slot(self, index: int) -> Slot:
-        return Slot(self._memory, self._layout.slot(self._index, index), index)
+        return Slot(self._memory, self._layout.slot(self.index, index), index)
 
     # For the supervisor.
 
@@ -75,7 +77,7 @@ class Seat:
         for key in range(at + offsets.CLAIMS, at + offsets.COMMAND_TYPES, CLAIM_CELLS):
             self.cells[key] &= -len(ClaimState)
         for slot in range(self._layout.slots):
-            start = self._layout.slot(self._index, slot)
+            start = self._layout.slot(self.index, slot)
             memory.zero(start + offsets.SLOT_AT, 1)  # The next cell is the sequence.
             memory.zero(start + offsets.SLOT_AT + 2, offsets.COUNTERS - offsets.SLOT_AT - 2)
         self.for_worker = int(role is Role.WORKER)
@@ -122,7 +124,7 @@ class Seat:
 
     def mark_stuck(self, slot: int, sequence: int) -> None:
         """Marks the slot's thread as stuck, unless it shows another sequence by now."""
-        self.cells[self._layout.slot(self._index, slot) + offsets.STUCK_SEQUENCE] = sequence
+        self.cells[self._layout.slot(self.index, slot) + offsets.STUCK_SEQUENCE] = sequence
 
     def command_type(self, domain: str, type: str) -> CommandType:
         """The same object for the same names. Types beyond the table's size share a row."""

@@ -16,6 +16,7 @@ from cmdbus.board.records import (
     SlotState,
     SupervisorRecord,
 )
+from cmdbus.board.threads import ThreadsView
 
 _NS = 1_000_000_000
 _CLAIMING = (Role.WORKER, Role.QUARANTINE, Role.STOPPING)
@@ -75,6 +76,8 @@ class SeatView(ProcessRecord):
     parked: int | None = None
     #: The number of its process in the database.
     incarnation: int | None = None
+    #: Of a worker; None before it has any.
+    threads: ThreadsView | None = None
     #: Only those that a thread has, or had when its process died.
     slots: tuple[SlotView, ...] = ()
     claims: tuple[ClaimView, ...] = ()
@@ -101,6 +104,7 @@ class SeatView(ProcessRecord):
             "health": self.health.value if present else None,
             "reasons": self.levels.reasons if present else [],
             "since": _seconds(now, self.since, 1),
+            "threads": self.threads.to_dict() if present and self.threads else None,
             "slots": [slot.to_dict(now) for slot in self.slots if slot.number >= 0],
         }
 

@@ -91,11 +91,12 @@ class PsSnapshot:
 @click.command(
     help="""Show a supervisor's processes and what their threads run.
 
-    STARTS counts the processes that this worker has had, RSS is its resident memory. A
-    thread is running a command, leading (it fetches commands for its process and writes down
-    how others ended), away (it waits for the database) or stuck (given up, another thread
-    has taken its place). FOR is how long it has been doing this, DUE IN when it should be
-    done at the latest. Ids are those of cmdbus get. Exits with 1 if the supervisor is gone.
+    STARTS counts the processes that this worker has had, RSS is its resident memory. A worker
+    that chooses from a range of threads shows how many it has now, and why. A thread is
+    running a command, leading (it fetches commands for its process and writes down how others
+    ended), away (it waits for the database) or stuck (given up, another thread has taken its
+    place). FOR is how long it has been doing this, DUE IN when it should be done at the
+    latest. Ids are those of cmdbus get. Exits with 1 if the supervisor is gone.
 
     \b
     Examples:
@@ -301,6 +302,9 @@ def _seat(seat: SeatView, snapshot: PsSnapshot) -> Iterator[str]:
         f"{seat.number:>6}  {seat.pid or '-':>7}  {seat.generation:>6}  "
         f"{health:<13}  {snapshot.since(seat.since):>6}  {rss:>6}  {threads}"
     )
+    if present and seat.threads is not None and seat.threads.is_range:
+        numbers = f"{seat.threads.now} of {seat.threads.least}:{seat.threads.most}"
+        yield shorten(f"      threads {numbers}: {seat.threads.sentence}", _WIDTH)
     for reason in seat.levels.reasons if present else ():
         yield shorten(f"      {reason}", _WIDTH)
     if present and snapshot.is_late(seat.due):

@@ -19,6 +19,7 @@ from cmdbus.supervisor.cli.values import (
     priorities,
     seconds,
     size,
+    threads,
     whole,
 )
 from cmdbus.supervisor.runtime import check_supervisor_name
@@ -76,9 +77,9 @@ SETTINGS = (
     ),
     Setting(
         "--threads",
-        "Threads, and database connections, in each.",
-        parse=partial(whole, at_most=_MAX_THREADS),
-        metavar="N",
+        "Threads, and database connections, in each; 2:32: as many as help, in these bounds.",
+        parse=partial(threads, at_most=_MAX_THREADS),
+        metavar="N[:MOST]",
         default="8",
     ),
     Setting(

@@ -52,6 +52,7 @@ class _Command(RedactingCommand):
     \b
     Examples:
       cmdbus-supervise --procs 4 --threads 8
+      cmdbus-supervise --procs 4 --threads 2:32
       cmdbus-supervise --app shop.handlers:registry --dsn-file /etc/shop/dsn --http :8080
       cmdbus-supervise --app shop.handlers:registry --embedded --check
     """,

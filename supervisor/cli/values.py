@@ -6,6 +6,7 @@ from uuid import UUID
 
 from cmdbus.checks import check_id, check_name, check_seconds
 from cmdbus.selection import ALL_PRIORITIES
+from cmdbus.settings import ThreadRange
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d{1,10}(?:\.\d{1,6})?)(ms|[smhd]?)", re.ASCII)
@@ -67,6 +68,20 @@ def whole(text: str, *, at_least: int = 1, at_most: int = 2**53) -> int:
         bounds = f"from {at_least} to {at_most}" if at_most < 2**53 else f"of at least {at_least}"
         raise ValueError(f"it must be a whole number {bounds}, not {text!r}")
     return number
+
+
+def threads(text: str, *, at_most: int) -> int | ThreadRange:
+    """A number, or the least and the most."""
+    found = re.fullmatch(r"(\d{1,16})(?::(\d{1,16}))?", text, re.ASCII)
+    numbers = [int(number) for number in found.groups() if number] if found else []
+    if not numbers or not all(1 <= number <= at_most for number in numbers):
+        raise ValueError(
+            f"it must be a whole number from 1 to {at_most}, or two like 2:32, not {text!r}"
+        )
+    least, most = numbers[0], numbers[-1]
+    if least > most:
+        raise ValueError(f"it begins with the least: write {most}:{least}, not {text}")
+    return ThreadRange(least, most) if least < most else least
 
 
 def one_name(text: str, *, option: str) -> str:

@@ -117,7 +117,7 @@ def _declare(
 
 def _check_files(settings: Settings) -> Iterator[Check]:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = _FILES + max(settings.threads + HEADROOM, settings.procs)
+    need = _FILES + max(settings.thread_range.most + HEADROOM, settings.procs)
     if limit != resource.RLIM_INFINITY and limit < need:
         sentence = (
             f"a process may open {limit} files at a time, and one of this fleet needs {need}, "
@@ -273,7 +273,9 @@ def _check_budget(connection: Connection, settings: Settings) -> Check:
         name = f"the {object_type}'s CONNECTION LIMIT is {size}"
         fix = f"raise it (ALTER {object_type.upper()} ... CONNECTION LIMIT)"
         limits.append(budget.Limit(name, size, used, fix))
-    need = budget.Need(procs=settings.procs, threads=settings.threads, housekeeping=HEADROOM)
+    need = budget.Need(
+        procs=settings.procs, threads=settings.thread_range.most, housekeeping=HEADROOM
+    )
     return budget.check_budget(need, [limit for limit in limits if limit.size >= 0], nodes)
 
 

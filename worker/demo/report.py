@@ -97,7 +97,7 @@ class DemoReport:
 
     def _acts(self) -> Iterable[list[DemoCase]]:
         """The crash comes last: commands in flight in its process would run again, quarantined."""
-        slow = min(self.settings.procs * self.settings.threads, _MAX_SLOW)
+        slow = min(self.settings.procs * self.settings.thread_range.least, _MAX_SLOW)
         transfers = [{"amount": n, "fails": n % _FAILING == 0} for n in range(_TRANSFERS)]
         timeout = f"given up after {self.settings.timeouts.thread:g} s"
         hang = f"did not return: {timeout}, and completed by another thread"

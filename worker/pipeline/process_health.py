@@ -20,6 +20,8 @@ class ProcessHealth:
         self._failures = 0
         self._stuck: deque[float] = deque(maxlen=_MAX_EVENTS)
         self._exhaustions: deque[float] = deque(maxlen=_MAX_EVENTS)
+        #: Pool exhaustions since the start, also during outages.
+        self.exhaustions = 0
         #: The beginning of the database's outage.
         self._away_since: float | None = None
 
@@ -39,6 +41,7 @@ class ProcessHealth:
 
     def pool_exhausted(self, now: float) -> None:
         self._add(self._exhaustions, now)
+        self.exhaustions += 1
 
     def database_away(self, now: float) -> None:
         with self._lock:

@@ -67,6 +67,8 @@ class WorkerThread:
         self.given_up = False
         #: It ends, as there are too many threads.
         self.is_surplus = False
+        #: It takes part only if it gets a session at its start.
+        self.needs_session = False
         #: The system's figure at the latest call of waited_for_cpu.
         self._waited_ns = 0
 

@@ -10,6 +10,7 @@ from cmdbus.board.counters import CountersView, HistogramView, OutcomeLabel
 from cmdbus.board.health import Health
 from cmdbus.board.layout import BUCKETS
 from cmdbus.board.records import Phase, Role
+from cmdbus.board.threads import StepReason
 from cmdbus.board.views import BoardView
 from cmdbus.producer.records import BatchStatus
 from cmdbus.worker.probes.responses import Depths, Gauges, current_seats
@@ -36,6 +37,9 @@ def render(view: BoardView, counters: CountersView, gauges: Gauges) -> str:
         "unreachable_commands": _unreachable(gauges.unreachable),
         "batches": _batches(gauges.batches),
         "slots": _slots(view),
+        "threads": _threads(view),
+        "threads_bound": _thread_bounds(view),
+        "threads_reason": _thread_reasons(view),
         "process_restarts_total": _by("reason", view.restarts),
         "health": _health(view),
         "process_rss_bytes": _rss(view),
@@ -115,6 +119,27 @@ def _rss(view: BoardView) -> Iterator[Sample]:
             yield "", {"seat": str(seat.number)}, seat.rss_bytes
 
 
+def _threads(view: BoardView) -> Iterator[Sample]:
+    for seat in view.workers.values():
+        if seat.threads is not None:
+            yield "", {"seat": str(seat.number)}, seat.threads.now
+
+
+def _thread_bounds(view: BoardView) -> Iterator[Sample]:
+    for seat in view.workers.values():
+        if seat.threads is not None:
+            yield "", {"seat": str(seat.number), "bound": "least"}, seat.threads.least
+            yield "", {"seat": str(seat.number), "bound": "most"}, seat.threads.most
+
+
+def _thread_reasons(view: BoardView) -> Iterator[Sample]:
+    for seat in view.workers.values():
+        if seat.threads is not None and seat.threads.is_range:
+            for reason in StepReason:
+                labels = {"seat": str(seat.number), "reason": reason.name.lower()}
+                yield "", labels, int(reason is seat.threads.reason)
+
+
 def _one(value: float | None) -> Iterable[Sample]:
     return [] if value is None else [("", {}, value)]
 
@@ -158,6 +183,15 @@ _FAMILIES = {
     ),
     "batches": ("gauge", "Batches that are kept, by status; no samples while it is away."),
     "slots": ("gauge", "Threads that run commands, by phase."),
+    "threads": ("gauge", "Threads that a worker is to have now."),
+    "threads_bound": (
+        "gauge",
+        "The least and the most of these threads; equal where the number is fixed.",
+    ),
+    "threads_reason": (
+        "gauge",
+        "1 for the reason of the latest change of the number, where it is not fixed, else 0.",
+    ),
     "process_restarts_total": ("counter", "Processes that replaced another one, by reason."),
     "health": (
         "gauge",
