@@ -40,6 +40,8 @@ class Settings:
     tags: tuple[str, ...] = ()
     #: The first and the last one that are claimed.
     priorities: tuple[int, int] = ALL_PRIORITIES
+    #: Percent of the claims that take the oldest command, whatever its priority.
+    age_share: int = 0
     timeouts: Timeouts = field(default_factory=Timeouts)
     poll_interval: float = 60.0
     #: False where LISTEN does not work: workers then poll.

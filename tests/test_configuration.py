@@ -72,7 +72,7 @@ def test_every_option_reaches_the_settings() -> None:
         *("--wake", "poll", "--wake-jitter", "10", "--drain-timeout", "5"),
         *("--max-commands", "1000", "--max-rss", "512M", "--max-age", "3600"),
         *("--claim-bytes", "1M", "--tag", "gpu", "--tag", "eu", "--tag", "gpu"),
-        *("--priority", "0-4"),
+        *("--priority", "0-4", "--age-share", "10"),
         *("--http", ":8080", "--name", "two", "--runtime-dir", "run", "--log-format", "json"),
         *("--log-level", "debug", "--drain"),
     ) == Settings(
@@ -84,6 +84,7 @@ def test_every_option_reaches_the_settings() -> None:
         domains=("b", "a"),
         tags=("eu", "gpu"),
         priorities=(0, 4),
+        age_share=10,
         timeouts=Timeouts(statement=1, pool=2, lease=2.5, thread=3, watchdog=4),
         poll_interval=0.1,
         listen=False,
@@ -115,6 +116,7 @@ def test_no_setting_is_without_an_option() -> None:
         ("--priority", "4-0", "it must begin with the lower number, like 0-4, not '4-0'"),
         ("--priority", "11", "it must be priorities from 0 to 10, like 0-4 or 3, not '11'"),
         ("--priority", "high", "it must be priorities from 0 to 10, like 0-4 or 3, not 'high'"),
+        ("--age-share", "101", "it must be a whole number from 0 to 100, not '101'"),
         ("--tag", "", "it must be a letter and up to 99 more"),
         ("--tag", "eu, gpu", "--tag A --tag B, as CMDBUS_TAG='A B', or as a list"),
     ],
@@ -169,7 +171,7 @@ def test_the_file_may_be_the_projects_own_and_says_things_naturally() -> None:
     ("file", "text", "sentence"),
     [
         ("cmdbus.toml", "thread = 4", "'thread', which is no setting: did you mean 'threads'?"),
-        ("cmdbus.toml", "zzz = 4", "'zzz', which is no setting: there are app, check, "),
+        ("cmdbus.toml", "zzz = 4", "'zzz', which is no setting: there are age-share, app, "),
         ("cmdbus.toml", "help = true", "'help', which is no setting"),
         ("cmdbus.toml", "threads = true", "'threads' must be a number or a string"),
         ("cmdbus.toml", "threads = [1]", "'threads' must be a number or a string"),

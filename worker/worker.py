@@ -75,6 +75,7 @@ class Worker:
         domains: Sequence[str] | None = None,
         tags: Collection[str] = (),
         priorities: tuple[int, int] = ALL_PRIORITIES,
+        age_share: int = 0,
         concurrency: Threads = 4,
         poll_interval: float = 60.0,
         timeouts: Timeouts | None = None,
@@ -85,14 +86,16 @@ class Worker:
         claim_bytes: int = CLAIM_BYTES,
     ) -> None:
         """`tags`: types that need others are not run. `priorities`: the first and the last one that
-        is claimed. `concurrency`: the number of threads, or the least and the most of which the
-        worker finds the best. `claim_bytes`: payload to claim ahead of threads; a larger command is
-        claimed alone."""
+        is claimed. `age_share`: percent of the claims that take the oldest command instead of the
+        most urgent one. `concurrency`: the number of threads, or the least and the most of which
+        the worker finds the best. `claim_bytes`: payload to claim ahead of threads; a larger
+        command is claimed alone."""
         self._pool_or_dsn = pool_or_dsn
         self._registry = registry
         self._tags = sorted(check_tags("tags", tags))
         self._domains = _check_domains(domains, registry, self._tags)
         self._priorities = check_priorities(priorities)
+        self._age_share = check_whole("age_share", age_share, 0, 100)
         self._poll_interval = check_poll_interval(poll_interval)
         self._timeouts = timeouts or Timeouts()
         self._claim_bytes = check_whole("claim_bytes", claim_bytes, 1)
@@ -264,6 +267,7 @@ class Worker:
             domains=self._domains,
             timeouts=self._timeouts,
             claim_bytes=self._claim_bytes,
+            age_share=self._age_share,
             telemetry=self._telemetry,
             source=PooledConnections(pool, self._parts, lambda: exhausted(time.monotonic())),
             waiter=waiter,

@@ -110,6 +110,13 @@ SETTINGS = (
         default="0-10",
         attribute="priorities",
     ),
+    Setting(
+        "--age-share",
+        "Part of the claims that takes the oldest command, whatever its priority.",
+        parse=partial(whole, at_least=0, at_most=100),
+        metavar="PERCENT",
+        default="0",
+    ),
     _timeout("--statement-timeout", "statement", "For one SQL statement."),
     _timeout("--pool-timeout", "pool", "To wait for a connection."),
     _timeout(

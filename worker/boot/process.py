@@ -114,6 +114,7 @@ def _worker(settings: Settings, node: Node, registry: HandlerRegistry) -> Worker
         domains=settings.domains or None,
         tags=settings.tags,
         priorities=settings.priorities,
+        age_share=settings.age_share,
         concurrency=1 if node.quarantine else settings.threads,
         poll_interval=settings.poll_interval,
         timeouts=settings.timeouts,

@@ -27,8 +27,9 @@ STOPPED = "STOPPED"
 _COMPLETED = OutcomeKind.COMPLETED
 #: Places of columns in the rows of a round trip.
 _ATTEMPTS, _WAITED, _CALLER = 8, 14, 16
-#: Ids of rows that are no claims: the number of the next part follows; the end of a claim in lanes.
-_NEXT_PART, _LANES_READ = -2, -1
+#: Ids of rows that are no claims: a floor of a queue; the number of the next part follows; the end
+#: of a claim in lanes.
+_FLOOR, _NEXT_PART, _LANES_READ = -3, -2, -1
 #: The maximum of a smallint.
 _MAX_LOSSES = 2**15 - 1
 
@@ -131,6 +132,9 @@ class ClaimRequest(NamedTuple):
     lanes: "LaneRequest | None" = None
     #: The first and the last one.
     priorities: tuple[int, int] = ALL_PRIORITIES
+    #: How many of `free` are claimed by their age, and where to look for them.
+    oldest: int = 0
+    oldest_floors: Mapping[tuple[str, int], int] = {}
 
     @property
     def queues(self) -> list[tuple[str, int]]:
@@ -173,6 +177,8 @@ class ClaimPart(IntEnum):
     LANES = 2
     FREE = 3
     PREFETCH = 4
+    #: Commands by their age.
+    OLDEST = 5
 
 
 class ClaimResult(NamedTuple):
@@ -192,6 +198,8 @@ class ClaimResult(NamedTuple):
     #: until a rate lets one start, if that is known.
     has_more: bool = False
     opens_in: float | None = None
+    #: Of a claim by age: ids above which the next one may begin.
+    floors: Mapping[tuple[str, int], int] = {}
 
 
 _PREFETCH = ClaimPart.PREFETCH
@@ -201,6 +209,7 @@ def results_of(rows: Sequence[Row], part: ClaimPart) -> Iterator[ClaimResult]:
     """The results of a round trip, which begins with this part: the rows of each claim end with
     one that has no token."""
     claims: list[Claim] = []
+    floors: dict[tuple[str, int], int] = {}
     new = tuple.__new__  # what Claim._make does, in half the time
     for row in rows:
         if row[4] is not None:
@@ -209,8 +218,12 @@ def results_of(rows: Sequence[Row], part: ClaimPart) -> Iterator[ClaimResult]:
             if row[3] == _NEXT_PART:
                 part = ClaimPart(row[_ATTEMPTS])
                 continue
-            yield _result(row, claims, part)
-            claims, part = [], _PREFETCH
+            if row[3] == _FLOOR:
+                floors[row[1:3]] = row[_CALLER]
+                continue
+            result = _result(row, claims, part)
+            yield result._replace(floors=floors) if floors else result
+            claims, floors, part = [], {}, _PREFETCH
     if claims:
         # Those that were more urgent than any lane, and left no room for another claim.
         yield ClaimResult(claims, ClaimPart.LANES, 0, None, 0, None, has_more=True)

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
-from typing import Literal, TypeVar
+from typing import Literal
 from uuid import UUID
 
 import psycopg
@@ -39,11 +39,12 @@ from cmdbus.worker.claims.statement_values import (
     claim_values,
     completion_values,
     lane_values,
+    oldest_values,
     outcome_values,
+    positioned,
     request_values,
 )
 
-Item = TypeVar("Item")
 #: Where a row is that can be set aside.
 Table = Literal["ready", "scheduled", "limited"]
 
@@ -136,17 +137,25 @@ class ClaimStatements(Executor):
             name = "settle_and_claim_with_lanes"
             values |= lane_values(request.lanes)
             values["node"] = self.node
+        elif request.oldest:
+            name = "settle_and_claim_with_oldest"
+            values |= oldest_values(request)
         cursor = self.execute(connection, name, values, prepare=True, binary=True)
         rows = cursor.fetchall()
         claims: list[Claim] = []
-        for each in results_of(rows, ClaimPart.FREE if request.free else ClaimPart.PREFETCH):
+        oldest: Sequence[Claim] = []
+        first = ClaimPart.FREE if request.free else ClaimPart.PREFETCH
+        for each in results_of(rows, ClaimPart.OLDEST if request.oldest else first):
             result(each)
-            claims += each.claims
+            if each.part is ClaimPart.OLDEST:
+                oldest = each.claims
+            else:
+                claims += each.claims
         claims.sort(key=_PRIORITY_AND_ID)
         if len(request.domains) > 1:
             turns = {domain: turn for turn, domain in enumerate(request.domains)}
             claims.sort(key=lambda claim: turns[claim.domain])
-        return _positioned(rows[0][0], settled), claims
+        return positioned(rows[0][0], settled), [*oldest, *claims]
 
     def limited_types(self, connection: Connection) -> tuple[int | None, list[str], list[str]]:
         """The number of changes of limits, None while one is being made; those of the node's types
@@ -227,7 +236,7 @@ class ClaimStatements(Executor):
         done = _storable(connection, done)
         values = outcome_values(done, self.incarnation)
         lost = self.value(connection, "settle", **values, marker=None)
-        return _positioned(lost, [finished.claim for finished in done])
+        return positioned(lost, [finished.claim for finished in done])
 
     def settle_within(
         self, connection: Connection, done: Sequence[Finished], marker: str
@@ -242,7 +251,7 @@ class ClaimStatements(Executor):
         values = values_of(done, self.incarnation)
         [(lost, prepared)] = self.rows(connection, name, **values, marker=marker)
         claims = [finished.claim for finished in done]
-        return None if lost is None else _positioned(lost, claims), prepared or []
+        return None if lost is None else positioned(lost, claims), prepared or []
 
     def release(
         self,
@@ -263,11 +272,11 @@ class ClaimStatements(Executor):
             reason=reason,
             why=why,
         )
-        return _positioned(released, claims)
+        return positioned(released, claims)
 
     def still_held(self, connection: Connection, claims: Sequence[Claim]) -> list[Claim]:
         rows = self.rows(connection, "find_held", **claim_values(claims, self.incarnation))
-        return _positioned([position for (position,) in rows], claims)
+        return positioned([position for (position,) in rows], claims)
 
     def set_aside(
         self,
@@ -301,7 +310,7 @@ class ClaimStatements(Executor):
             tags=self.tags or None,
             priorities=self.band,
         )
-        return _positioned(lost, [claim for claim, _ in held])
+        return positioned(lost, [claim for claim, _ in held])
 
     def claimed(self, connection: Connection, among: Sequence[UUID] | None = None) -> list[Claim]:
         """This worker's claims in the table, without payloads; reads all rows, or those of these
@@ -332,11 +341,6 @@ class ClaimStatements(Executor):
         """The outcomes of claims whose rows are gone; None if one is not known."""
         rows = self.rows(connection, "find_ends", **claim_values(claims, self.incarnation))
         return [None if end is None else OutcomeLabel[end] for (end,) in rows]
-
-
-def _positioned(positions: Sequence[int], items: Sequence[Item]) -> list[Item]:
-    """SQL names items by position, as a restored server gives ids again."""
-    return [items[position - 1] for position in positions]
 
 
 def _storable(connection: Connection, done: Sequence[Finished]) -> Sequence[Finished]:

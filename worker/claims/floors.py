@@ -91,3 +91,8 @@ class Floors:
         self._floors.update({key: id_ - 1 for key, id_ in lowest.items()})
         stop = len(queues) if result.stopped_at is None else queues.index(result.stopped_at)
         self._floors.update(dict.fromkeys(queues[:stop], max(0, result.seen_to - OVERLAP)))
+
+    def looked_by_age(self, asked: Mapping[Queue, int], result: ClaimResult, now: float) -> None:
+        """Takes the result of a claim that began above `asked` in all queues at once."""
+        self.looked(asked, False, [], result, now)
+        self._floors.update(result.floors)

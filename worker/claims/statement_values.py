@@ -1,9 +1,13 @@
-"""The arguments of workers' statements: arrays, with an element for each claim. Pure."""
+"""The arguments of workers' statements: arrays, with an element for each claim, whose position the
+statements return. Pure."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from cmdbus.arrays import any_ids, ctids, ids, numbers, texts, whole
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished, LaneRequest
+
+Item = TypeVar("Item")
 
 #: Commands that one round trip moves into their lanes.
 _MAX_STRAYS = 500
@@ -25,6 +29,16 @@ def request_values(request: ClaimRequest) -> dict[str, object]:
         "ahead": request.prefetch,
         "bytes": half,
         "bytes_ahead": half,
+    }
+
+
+def oldest_values(request: ClaimRequest) -> dict[str, object]:
+    floors = _floors(request.oldest_floors, request.queues)
+    # As above.
+    return {
+        "oldest": request.oldest,
+        "oldest_floors": whole(floors),
+        "bytes": request.bytes // (3 if request.prefetch else 2),
     }
 
 
@@ -87,6 +101,11 @@ def outcome_values(done: Sequence[Finished], claimer: int) -> dict[str, object]:
         "details": texts(outcome.details for outcome in outcomes),
         "batch_ids": any_ids([claim.batch_id for claim in claims]),
     }
+
+
+def positioned(positions: Sequence[int], items: Sequence[Item]) -> list[Item]:
+    """SQL names items by position, as a restored server gives ids again."""
+    return [items[position - 1] for position in positions]
 
 
 def _fences(claims: Sequence[Claim], claimer: int) -> dict[str, object]:

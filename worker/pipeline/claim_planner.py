@@ -8,6 +8,7 @@ from cmdbus.worker.claims.claim import ClaimPart, ClaimRequest, ClaimResult
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.floors import Floors
 from cmdbus.worker.claims.turns import Turns
+from cmdbus.worker.pipeline.age_share import AgeShare
 from cmdbus.worker.pipeline.handled_types import HandledTypes
 from cmdbus.worker.pipeline.limited_types import LimitedTypes
 from cmdbus.worker.pipeline.prefetch_policy import PrefetchPolicy
@@ -17,8 +18,13 @@ class ClaimPlanner:
     """Used by the thread that leads."""
 
     def __init__(
-        self, statements: ClaimStatements, domains: Sequence[str], handled_types: HandledTypes
+        self,
+        statements: ClaimStatements,
+        domains: Sequence[str],
+        handled_types: HandledTypes,
+        age_share: int = 0,
     ) -> None:
+        """`age_share`: percent."""
         self._handled_types = handled_types
         self._priorities = statements.priorities
         #: The command types of each domain.
@@ -31,6 +37,11 @@ class ClaimPlanner:
         self._floors = Floors()
         #: The types that are claimed ahead, and their floors, which begin again with other types.
         self._quick, self._quick_floors = set[str](), Floors()
+        #: None without a share.
+        self._age_share = AgeShare(age_share) if age_share else None
+        self._oldest_floors = Floors()
+        #: The latest request took the oldest, and left out the lanes.
+        self._left_out_lanes = False
 
     def request(self, now: float, *, free: int, room: int, bytes_: int) -> ClaimRequest:
         """`free`: the number of threads that have nothing to run. The board can show `room` claims
@@ -61,6 +72,13 @@ class ClaimPlanner:
             quick_floors=self._quick_floors.for_claim(now),
             priorities=self._priorities,
         )
+        if self._age_share is not None and types and not self._left_out_lanes:
+            oldest = self._age_share.of(free, ahead)
+            if oldest:
+                self._left_out_lanes = bool(limited)
+                floors = self._oldest_floors.for_claim(now)
+                return request._replace(oldest=oldest, oldest_floors=floors)
+        self._left_out_lanes = False
         if limited:
             return self.limited_types.request(limited, all_quick, request, now)
         return request
@@ -71,7 +89,7 @@ class ClaimPlanner:
         """Takes the results of a round trip, which claimed `count` commands; whether it may have
         left something that it could have taken."""
         has_more = count >= request.free
-        lanes_have_more = False
+        lanes_have_more = self._left_out_lanes
         for result in results:
             lanes_have_more = self.limited_types.looked(request, result, now) or lanes_have_more
             if result.part is ClaimPart.PREFETCH:
@@ -79,7 +97,18 @@ class ClaimPlanner:
             elif result.part is ClaimPart.FREE:
                 has_more = self._turns.claimed(request, result, now)
                 self._floors.looked(request.floors, request.below, request.queues, result, now)
+            elif result.part is ClaimPart.OLDEST:
+                self._oldest_floors.looked_by_age(request.oldest_floors, result, now)
+        if self._age_share is not None and has_more:
+            self._count_for_age_share(self._age_share, results)
         return has_more or lanes_have_more
+
+    def _count_for_age_share(self, share: AgeShare, results: Sequence[ClaimResult]) -> None:
+        """Without those of lanes, which have an order of their own."""
+        claims = [claim for result in results for claim in result.claims]
+        limited, _ = self.limited_types.split([f"{each.domain} {each.type}" for each in claims])
+        oldest = (len(each.claims) for each in results if each.part is ClaimPart.OLDEST)
+        share.claimed(len(claims) - len(limited), sum(oldest))
 
     @property
     def look_again_at(self) -> float:

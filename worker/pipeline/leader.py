@@ -68,7 +68,9 @@ class Leader:
     ) -> None:
         self._statements = setup.statements
         self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS
-        self._planner = ClaimPlanner(setup.statements, setup.domains, handled_types)
+        self._planner = ClaimPlanner(
+            setup.statements, setup.domains, handled_types, setup.age_share
+        )
         self._limited_types = self._planner.limited_types
         self._narrowing = Narrowing(setup.statements)
         self.adoption = Adoption(setup.statements, in_flight, setup.claim_bytes)

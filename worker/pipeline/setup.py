@@ -19,6 +19,8 @@ class Setup:
     timeouts: Timeouts
     #: Payload bytes that may be claimed ahead of the threads.
     claim_bytes: int
+    #: Percent of the claims that take the oldest commands, whatever their priority.
+    age_share: int
     telemetry: Telemetry
     source: PooledConnections
     waiter: NodeWaiter

@@ -51,6 +51,22 @@ FROM {schema}.complete(
         %(quick_lane_domains)s::text[], %(quick_lane_types)s::text[], %(lanes_ahead)s, %(node)s
     ) c ON true;
 
+-- name: settle_and_claim_with_oldest
+-- The same for a worker of which a share of the claims takes the oldest commands.
+SELECT s.lost, c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts,
+    c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited,
+    c.batch_id, c.caller, c.ctid::text
+FROM {schema}.complete(
+        %(ctids)s::tid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(command_ids)s::uuid[],
+        %(claimer)s, %(max_attempts)s::smallint[], %(results)s::json[],
+        %(batch_ids)s::uuid[]) s (lost)
+    LEFT JOIN LATERAL {schema}.claim_with_oldest(
+        %(claim_domains)s::text[], %(claim_priorities)s::smallint[], %(floors)s::bigint[],
+        %(below)s, %(types)s::text[], CASE WHEN s.lost IS NOT NULL THEN %(free)s::integer END,
+        %(bytes)s, %(quick_floors)s::bigint[], %(quick_types)s::text[], %(ahead)s, %(bytes_ahead)s,
+        %(most_losses)s::smallint, %(claimer)s, %(lease)s, %(oldest)s, %(oldest_floors)s::bigint[]
+    ) c ON true;
+
 -- name: read_limited_types
 -- Those of these types that have limits, and the names of the limits that several types share.
 SELECT {schema}.limited_types(%(types)s::text[], true), ARRAY(

@@ -11,7 +11,7 @@ BEGIN
             -- Finds rows by key, whatever the statistics say. What only claim_with_lanes calls has
             -- its settings.
             ('add_to_batch advance_processes batch_keys cancel_batch cancel_in_batch'
-             ' cancel_process cancel_processes_of_batch claim claim_row claim_suspect'
+             ' cancel_process cancel_processes_of_batch claim claim_oldest claim_row claim_suspect'
              ' claim_with_lanes complete count_process count_shared end_batch_now end_batches'
              ' end_step expire expire_step explain explain_limits find_due find_expired'
              ' find_full_key fitting fold_batch lock_processes lock_shared lock_waiting'
@@ -23,10 +23,10 @@ BEGIN
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
             -- In the order of an index.
             ('batch_keys cancel_in_batch cancel_limited cancel_of_key cancel_ready cancel_scheduled'
-             ' claim find_due find_expired find_full_key next_expiry promote retain_unique',
+             ' claim claim_oldest find_due find_expired find_full_key next_expiry promote retain_unique',
              'SET enable_sort = off'),
             -- An error, and not an empty queue, if row security hides commands from the role.
-            ('claim claim_suspect complete expire next_expiry promote release renew renew_claim'
+            ('claim claim_oldest claim_suspect complete expire next_expiry promote release renew renew_claim'
              ' settle suspect_waits',
              'SET row_security = off'),
             -- The conditions that are given choose the index.
