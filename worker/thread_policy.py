@@ -121,8 +121,11 @@ class _Direction:
     def hold(self, now: float, seconds: float) -> None:
         self.at = max(self.at, now + seconds)
 
-    def succeed(self, now: float) -> None:
-        if self.factor == _NEAR:
+    def succeed(self, now: float, *, is_far: bool) -> None:
+        """`is_far`: the best number seems to lie far beyond."""
+        if is_far:
+            self.factor = _FAR
+        elif self.factor == _NEAR:
             self.hold(now, _HOLD_SECONDS)
 
     def fail(self, now: float, *, is_last: bool) -> None:
@@ -252,7 +255,7 @@ class ThreadPolicy:
             gain = window.rate / trial.before.rate if trial.before.ended else 1.0
             self._fewer_gains = tried is self._fewer and gain > 1 + _GAIN / 2
             self._reference = window
-            tried.succeed(self._now)
+            tried.succeed(self._now, is_far=_is_far(trial, self.threads, window))
             # The number before was no better.
             other.factor = _NEAR
             other.hold(self._now, _HOLD_SECONDS)
@@ -320,3 +323,12 @@ def _has_kept(trial: _Trial, threads: int, window: Figures) -> bool:
     if window.cpus >= _CPU_BUSY:
         loss *= 2  # They use the CPU as before: most of the loss is noise.
     return window.rate >= trial.before.rate * (1 - loss)
+
+
+def _is_far(trial: _Trial, threads: int, window: Figures) -> bool:
+    """Whether a step that was good promises as much of the next one: throughput grew with most of
+    the added threads, or did not fall at all."""
+    if not (trial.before.is_telling and window.is_telling):
+        return True
+    grown = max(0.0, threads / trial.threads - 1)
+    return window.rate >= trial.before.rate * (1 + grown / 2)
