@@ -110,6 +110,30 @@ def test_a_worker_takes_more_and_fewer_threads_while_it_runs(dsn: str, bus: Comm
             worker.set_poll_interval(0.09)
 
 
+def test_after_the_first_thread_has_ended_as_surplus_no_other_is_started_for_its_number(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Threads end in any order; those with other numbers count, too."""
+    inside, open_first, open_others = threading.Semaphore(0), threading.Event(), threading.Event()
+
+    def debit(command: Command, context: Context) -> None:
+        inside.release()
+        first = threading.current_thread().name.endswith("-0")
+        (open_first if first else open_others).wait(20)
+
+    with running(dsn, handling(debit), concurrency=3) as worker:
+        pool = eventually(lambda: worker._concurrency.threads)
+        assert pool is not None
+        bus.send_many([SendRequest("payments", "Debit")] * 3)
+        assert all(inside.acquire(timeout=10) for _ in range(3))
+        worker.set_concurrency(2)
+        open_first.set()
+        eventually(lambda: sorted(thread.number for thread in pool.left()) == [1, 2])
+        worker.set_concurrency(2)
+        assert sorted(thread.number for thread in pool.left()) == [1, 2]
+        open_others.set()
+
+
 def test_two_changes_of_the_number_of_threads_at_the_same_time_start_no_thread_twice(
     dsn: str, frequent_switches: None
 ) -> None:
