@@ -21,6 +21,7 @@ from cmdbus.database import schema
 BENCH = SCRIPTS / "bench"
 SENDING = ["enqueue", "enqueue-bulk", "enqueue-concurrent"]
 DRAINS = ["drain", "drain-full", "threads", "tx", "bloat", "bloat-batch", "keyed", "ordered"]
+ADAPTIVE = ["adaptive-io", "adaptive-cpu", "adaptive-mixed"]
 TIMES = ["latency", "mixed", "lease-look", "fair", "limited-latency"]
 SHORT = ["--seconds", "0.02", "--rounds", "1"]
 #: The first module that is missing, where it is not the system itself.
@@ -52,6 +53,16 @@ def test_a_scenario_prints_a_line_for_each_row_and_exits_by_its_ratios(dsn: str,
     assert line["unit"] == "commands/s"
     assert line["configuration"]["rounds"] == 1
     assert line["ratio"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.process
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_a_range_of_threads_is_compared_with_the_best_fixed_number(dsn: str, name: str) -> None:
+    line = the_line_of(name, dsn, within=280)
+    assert line["unit"] == "commands/s" and line["figure"] > 0
+    assert str(line["configuration"]["best"]) in line["configuration"]["rates"]
 
 
 @pytest.mark.process

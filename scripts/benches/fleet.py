@@ -52,6 +52,18 @@ def sleep(seconds: float, command: Command, context: Context) -> list[float]:
     return [began, time.time()]
 
 
+def compute(seconds: float, command: Command, context: Context) -> None:
+    """Uses the CPU for this time, waits for it and for the interpreter lock excluded."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        sum(range(200))
+
+
+def sleep_and_compute(sleeps: float, computes: float, command: Command, context: Context) -> None:
+    time.sleep(sleeps)
+    compute(computes, command, context)
+
+
 def show_start(command: Command, context: Context) -> float:
     return time.time()
 
@@ -87,7 +99,7 @@ def fleet(
     handlers: Mapping[str, HandlerFunction],
     *,
     processes: int,
-    threads: int,
+    threads: int | str,
     instances: int = 1,
     domains: int = 1,
     started: bool = True,

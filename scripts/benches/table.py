@@ -4,6 +4,7 @@ More is better in all of them. A limit is what is due, or else what was measured
 follows it, and what is due.
 """
 
+from benches.adapting import adaptive_cpu, adaptive_io, adaptive_mixed
 from benches.comparison import Row
 from benches.draining import batch, bloat, bloat_batch, drain, drain_full, threads, tx
 from benches.growing import domains, instances, lease_look
@@ -60,6 +61,9 @@ ROWS = {
         Row("limited-latency", limited_latency, _MS, 0.67),
         Row("limited-idle", limited_idle, "statements/s", 10.0),
         Row("limited-claim", limited_idle, _MS, 0.9),
+        Row("adaptive-io", adaptive_io, _RATE, 0.9),
+        Row("adaptive-cpu", adaptive_cpu, _RATE, 0.9),
+        Row("adaptive-mixed", adaptive_mixed, _RATE, 0.9),
         *(
             Row(f"{name}-{peer}", peers, _MS if name == "pickup" else _RATE)
             for peer in PEERS

@@ -35,7 +35,8 @@ class InstanceOptions:
     app: str
     dsn: str
     procs: int
-    threads: int
+    #: Or a range.
+    threads: int | str
     options: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     #: Before the command: what runs it elsewhere, and becomes it.
