@@ -165,14 +165,15 @@ BEGIN
         -- The time by which it had not expired.
         claimed_at = CASE WHEN r.expires_at IS NULL THEN clock_timestamp() ELSE present END,
         lease_until = clock_timestamp() + p_lease
-    FROM unnest(ctids[:fit]) p (ctid)
-    WHERE r.ctid = p.ctid
+    -- One scan for all. (A join with the positions begins a scan for each, and asks the system for
+    -- the length of the table.)
+    WHERE r.ctid = ANY (ctids[:fit])
     RETURNING r.domain::text, r.priority::smallint, r.id, r.token, r.command_id, r.type::text,
         r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
         r.reply_to::text, {schema}.finite(r.created_at),
-        extract(epoch FROM clock_timestamp()
-            - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.batch_id,
-        r.caller, r.ctid;
+        -- (As a number of extract that is converted, it takes 0.1 us more.)
+        date_part('epoch', clock_timestamp()
+            - {schema}.finite(coalesce(r.due_at, r.created_at))), r.batch_id, r.caller, r.ctid;
     RETURN NEXT last;
 END
 $$;
