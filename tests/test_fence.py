@@ -134,7 +134,7 @@ def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
     )
     before = connection.execute("SELECT * FROM cmdbus.ready").fetchall()
     if outcome is None:
-        [(ctid,)] = connection.execute("SELECT ctid FROM cmdbus.ready").fetchall()
+        [(ctid,)] = connection.execute("SELECT tidsend(ctid) FROM cmdbus.ready").fetchall()
         for each in (lost, lost._replace(ctid=ctid)):
             assert claimer.settle_as_batch(ended(each)) == [each]
     assert claimer.settle(ended(lost, outcome)) == [lost]

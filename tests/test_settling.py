@@ -9,6 +9,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from claiming import Claimer, ended
 from eventually import eventually
 from handlers import beside, claim, connect, handling, running
 from queries import await_lock_waits
@@ -91,6 +92,18 @@ def finished(*results: str) -> list[Finished]:
         waited=0.0,
     )
     return [Finished(claimed, completed(result), 3, 0.0) for result in results]
+
+
+@pytest.mark.parametrize("results", [[None, None], [None, {"paid": [1]}]], ids=str)
+def test_each_result_of_a_settlement_is_kept(
+    bus: CommandBus, claimer: Claimer, results: list[object]
+) -> None:
+    sent = bus.send_many([SendRequest("payments", "Debit")] * 2)
+    claims = claimer.claim(2)
+    done = [ended(claim, completed(each)) for claim, each in zip(claims, results, strict=True)]
+    assert claimer.settle_as_batch(*done) == []
+    kept = {record.command_id: record.result for record in bus.query("payments")}
+    assert kept == dict(zip(sent, results, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,30 @@ from typing import Any
 
 import psycopg
 from psycopg import postgres
-from psycopg.adapt import AdaptersMap
+from psycopg.adapt import AdaptersMap, Dumper
+from psycopg.pq import Format
 from psycopg.rows import tuple_row
 from psycopg.types import TypesRegistry
 from psycopg.types.array import register_all_arrays
 
+from cmdbus.arrays import PackedArray
+
 Row = tuple[Any, ...]
+
+
+class _PackedArrayDumper(Dumper):
+    """The statement names the type, as it does for arrays that are sent as text."""
+
+    format = Format.BINARY
+
+    def dump(self, obj: PackedArray) -> PackedArray:
+        return obj
 
 
 ADAPTERS = AdaptersMap(types=TypesRegistry(postgres.types))
 postgres.register_default_adapters(ADAPTERS)
 register_all_arrays(ADAPTERS)
+ADAPTERS.register_dumper(PackedArray, _PackedArrayDumper)
 
 
 def own_cursor(connection: psycopg.Connection[Any]) -> psycopg.Cursor[Row]:

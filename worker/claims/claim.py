@@ -51,7 +51,8 @@ class Claim(NamedTuple):
     losses: int
     #: The sender's; None leaves it to the handler's policy.
     max_attempts: int | None
-    correlation_id: UUID
+    #: None if it is the command's own id.
+    other_correlation_id: UUID | None
     reply_to: str | None
     created_at: datetime
     #: Seconds between being due and being claimed.
@@ -59,8 +60,12 @@ class Claim(NamedTuple):
     batch_id: UUID | None = None
     #: The bus whose call waits for the command's end, if one does.
     caller: int | None = None
-    #: Position of the row when it was claimed; a renewal moves it.
-    ctid: str = "(0,0)"
+    #: Position of the row when it was claimed, as the server sends it; a renewal moves it.
+    ctid: bytes = bytes(6)
+
+    @property
+    def correlation_id(self) -> UUID:
+        return self.other_correlation_id or self.command_id
 
     @property
     def label(self) -> str:

@@ -155,7 +155,7 @@ class ClaimStatements(Executor):
         if len(request.domains) > 1:
             turns = {domain: turn for turn, domain in enumerate(request.domains)}
             claims.sort(key=lambda claim: turns[claim.domain])
-        return positioned(rows[0][0], settled), [*oldest, *claims]
+        return positioned(rows[0][0] or (), settled), [*oldest, *claims]
 
     def limited_types(self, connection: Connection) -> tuple[int | None, list[str], list[str]]:
         """The number of changes of limits, None while one is being made; those of the node's types
@@ -187,16 +187,15 @@ class ClaimStatements(Executor):
         # Set before the reply, which may be lost: then the next leader adopts the claim.
         self._has_suspect = True
         try:
-            rows = self.rows(
-                connection,
-                "claim_suspect",
-                domains=list(request.domains),
-                types=list(request.types),
-                losses=self._scope.value[0],
-                priorities=self.band,
-                claimer=self.incarnation,
-                lease=self.lease,
-            )
+            values = {
+                "domains": list(request.domains),
+                "types": list(request.types),
+                "losses": self._scope.value[0],
+                "priorities": self.band,
+                "claimer": self.incarnation,
+                "lease": self.lease,
+            }
+            rows = self.execute(connection, "claim_suspect", values, binary=True).fetchall()
         except psycopg.Error as error:
             self._has_suspect = connection.closed or was_executed(error)
             raise
@@ -225,7 +224,7 @@ class ClaimStatements(Executor):
     def claim_row(self, connection: Connection, key: ClaimKey) -> Claim | None:
         """None if the row has changed since its key was read, or is locked."""
         values = {**key._asdict(), "claimer": self.incarnation, "lease": self.lease}
-        row = self.row(connection, "claim_row", **values)
+        row = self.execute(connection, "claim_row", values, binary=True).fetchone()
         if row is None:
             return None
         self._has_suspect = self.in_quarantine
@@ -317,7 +316,7 @@ class ClaimStatements(Executor):
         commands."""
         values = {"claimer": self.incarnation, "command_ids": among and ids(among)}
         # Planned each time: a plan made on an empty table reads all rows in either case.
-        cursor = self.execute(connection, "find_claimed", values, prepare=False)
+        cursor = self.execute(connection, "find_claimed", values, prepare=False, binary=True)
         return [Claim._make(row) for row in cursor.fetchall()]
 
     def keys_of(self, connection: Connection, incarnation: int) -> list[ClaimKey]:

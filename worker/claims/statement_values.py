@@ -4,13 +4,15 @@ statements return. Pure."""
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from cmdbus.arrays import any_ids, ctids, ids, numbers, texts, whole
+from cmdbus.arrays import any_ids, numbers, packed_ctids, packed_ids, texts, whole
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished, LaneRequest
 
 Item = TypeVar("Item")
 
 #: Commands that one round trip moves into their lanes.
 _MAX_STRAYS = 500
+#: The results of handlers that return nothing.
+_NOTHING = {"null"}
 
 
 def request_values(request: ClaimRequest) -> dict[str, object]:
@@ -74,11 +76,12 @@ def claim_values(claims: Sequence[Claim], claimer: int) -> dict[str, object]:
 
 def completion_values(done: Sequence[Finished], claimer: int) -> dict[str, object]:
     claims = [finished.claim for finished in done]
+    results = [finished.outcome.result for finished in done]
     return {
         **_fences(claims, claimer),
-        "ctids": ctids([claim.ctid for claim in claims]),
+        "ctids": packed_ctids([claim.ctid for claim in claims]),
         "max_attempts": whole([finished.max_attempts for finished in done]),
-        "results": texts([finished.outcome.result for finished in done]),
+        "results": None if set(results) == _NOTHING else texts(results),
         "batch_ids": any_ids([claim.batch_id for claim in claims]),
     }
 
@@ -112,7 +115,7 @@ def _fences(claims: Sequence[Claim], claimer: int) -> dict[str, object]:
     return {
         "ids": whole([claim.id for claim in claims]),
         "tokens": whole([claim.token for claim in claims]),
-        "command_ids": ids([claim.command_id for claim in claims]),
+        "command_ids": packed_ids([claim.command_id for claim in claims]),
         "claimer": claimer,
     }
 

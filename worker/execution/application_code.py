@@ -20,7 +20,7 @@ def command_of(claim: Claim, data: Any) -> Command:
         claim.command_id,
         data,
         claim.priority,
-        claim.correlation_id,
+        claim.other_correlation_id or claim.command_id,
         claim.reply_to,
         claim.created_at.astimezone(UTC),
     )

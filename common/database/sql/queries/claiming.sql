@@ -10,10 +10,12 @@ ON CONFLICT DO NOTHING;
 -- Settles completed commands, then claims the next run, in one round trip: one command of any type
 -- for each free thread, and a prefetch of types that are known to be quick. The counts of the
 -- claims depend on the result of the settlement, so that they come second and see its effect. (As
--- CTEs of one statement they run first, and claim the rows that are being settled.)
-SELECT s.lost, c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts,
-    c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited,
-    c.batch_id, c.caller, c.ctid::text
+-- CTEs of one statement they run first, and claim the rows that are being settled.) What nearly all
+-- rows have in common is NULL, as reading an array or a UUID takes 0.2 us.
+SELECT CASE WHEN cardinality(s.lost) > 0 THEN s.lost END, c.domain, c.priority, c.id, c.token,
+    c.command_id, c.type, c.data, c.attempts, c.losses, c.max_attempts,
+    nullif(c.correlation_id, c.command_id), c.reply_to, c.created_at, c.waited, c.batch_id,
+    c.caller, c.ctid
 FROM {schema}.complete(
         %(ctids)s::tid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(command_ids)s::uuid[],
         %(claimer)s, %(max_attempts)s::smallint[], %(results)s::json[],
@@ -33,9 +35,10 @@ FROM {schema}.complete(
 
 -- name: settle_and_claim_with_lanes
 -- The same for a worker some of whose types have limits.
-SELECT s.lost, c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts,
-    c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited,
-    c.batch_id, c.caller, c.ctid::text
+SELECT CASE WHEN cardinality(s.lost) > 0 THEN s.lost END, c.domain, c.priority, c.id, c.token,
+    c.command_id, c.type, c.data, c.attempts, c.losses, c.max_attempts,
+    nullif(c.correlation_id, c.command_id), c.reply_to, c.created_at, c.waited, c.batch_id,
+    c.caller, c.ctid
 FROM {schema}.complete(
         %(ctids)s::tid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(command_ids)s::uuid[],
         %(claimer)s, %(max_attempts)s::smallint[], %(results)s::json[],
@@ -53,9 +56,10 @@ FROM {schema}.complete(
 
 -- name: settle_and_claim_with_oldest
 -- The same for a worker of which a share of the claims takes the oldest commands.
-SELECT s.lost, c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts,
-    c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited,
-    c.batch_id, c.caller, c.ctid::text
+SELECT CASE WHEN cardinality(s.lost) > 0 THEN s.lost END, c.domain, c.priority, c.id, c.token,
+    c.command_id, c.type, c.data, c.attempts, c.losses, c.max_attempts,
+    nullif(c.correlation_id, c.command_id), c.reply_to, c.created_at, c.waited, c.batch_id,
+    c.caller, c.ctid
 FROM {schema}.complete(
         %(ctids)s::tid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(command_ids)s::uuid[],
         %(claimer)s, %(max_attempts)s::smallint[], %(results)s::json[],

@@ -15,9 +15,9 @@ AS $$
 $$;
 
 -- Settles completed commands without replies: the hot path, called by a leader's round trip.
--- Waits for locked rows. Returns the positions of claims that it did not find. p_batch_ids is NULL
--- if no command is of a batch. (As a part of settle it is a third slower: triggers of inserts fire
--- for no rows, too.)
+-- Waits for locked rows. Returns the positions of claims that it did not find. p_results is NULL if
+-- all are null, and p_batch_ids if no command is of a batch. (As a part of settle it is a third
+-- slower: triggers of inserts fire for no rows, too.)
 CREATE FUNCTION {schema}.complete(
     p_ctids tid[], p_ids bigint[], p_tokens bigint[], p_command_ids uuid[], p_claimer bigint,
     p_max_attempts smallint[], p_results json[], p_batch_ids uuid[]
@@ -51,8 +51,8 @@ BEGIN
                 priority, attempts, losses, max_attempts, domain, type, data, result, batch_id,
                 key, unique_key, expires_at, status)
             SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
-                priority, attempts, losses, max_attempts, domain, type, data, result, batch_id,
-                key, unique_key, expires_at, 'COMPLETED'
+                priority, attempts, losses, max_attempts, domain, type, data,
+                coalesce(result, 'null'::json), batch_id, key, unique_key, expires_at, 'COMPLETED'
             FROM gone
         )
         SELECT array_agg(position), array_agg(
