@@ -221,6 +221,16 @@ BROKEN: dict[str, dict[str, Change]] = {
         "again too soon by a little": change("moves", 3, due_at=103.44),
         "delayed too little": change("moves", 8, due_at=102.0),
     },
+    "ticks-are-sent-once": {
+        "a tick twice": add("ticks", 0, command_id="tick2"),
+        "a command is gone": change("ticks", 0, command_id="nowhere"),
+    },
+    "no-tick-is-missing": {
+        "one between two": add("ticks", 1, at=104.0),
+        "none at all": put(ticks=[]),
+        "none any more": put(paused_at=106.5),
+    },
+    "ticks-are-in-time": {"late": both(CALM, change("ticks", 1, sent_at=104.5))},
     "delayed-start-in-time": {
         "promoted late": both(CALM, change("moves", 9, at=106.5)),
         "claimed late": both(CALM, change("moves", 10, at=114.5)),

@@ -20,6 +20,7 @@ from fault_injection.history import (
     Row,
     Sample,
     Step,
+    Tick,
 )
 
 from cmdbus.database.session_names import session_name
@@ -72,6 +73,8 @@ _SIMPLE: dict[str, dict[str, Any]] = {
     "added": {"added_by": "adds", "batch": "b1"},
     "first": {"process": "c7"},
     "undo": {"process": "c7"},
+    "tick1": {},
+    "tick2": {},
 }
 _RULE: dict[str, Any] = dict(type="Rule", code="RULE", table="finished", status="FAILED")
 
@@ -105,6 +108,7 @@ GOOD = History(
         domains=["storm"],
         sessions=40,
         standstill=30.0,
+        schedules={"often": 1},
         recovered_within={"exit": 5.0},
     ),
     calls=[
@@ -137,6 +141,11 @@ GOOD = History(
         for n, (t, x, s, w, c, k, more) in enumerate(_MOVES)
     ],
     events=[Event(command_id="tx", at=103.0, kind="FAILED", code="TRANSIENT")],
+    ticks=[
+        Tick(schedule="often", at=101.0, command_id="tick1", sent_at=101.02),
+        Tick(schedule="often", at=102.0, command_id="tick2", sent_at=102.03),
+    ],
+    paused_at=102.5,
     batches=[
         Batch(
             batch_id="b1",

@@ -285,6 +285,10 @@ def test_a_bus_survives_a_short_run(dsn: str) -> None:
             marks=pytest.mark.long,
         ),
         pytest.param(
+            *("ticks", CALM, "no-tick-is-missing", " has sent nothing from "),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
             *("deadlines", CALM, "nothing-is-undone-too-early", " was sent before command "),
             marks=pytest.mark.long,
         ),
@@ -298,6 +302,7 @@ def test_a_bus_survives_a_short_run(dsn: str) -> None:
         "closings",
         "places",
         "turns",
+        "ticks",
         "deadlines",
     ],
 )
@@ -311,7 +316,7 @@ def test_a_bus_with_a_defect_does_not_pass(
     settled, and their claims are released when their workers stop. Without the tally, batches miss
     some of their commands, without closings they do not say that they are over, and deadlines that
     cancel nothing let processes undo what goes on. Without places more run at once than limits
-    allow, and without turns no claim looks where one is free."""
+    allow, without turns no claim looks where one is free, and without ticks some are left out."""
     for _ in range(3):  # on a busy machine the faults may hit an instance that holds nothing
         done = run("chaos", *faults, "--dsn", dsn, "--sabotage", sabotage, "--json")
         if done.returncode != 0:

@@ -33,8 +33,11 @@ def unhandled_waits(history: History) -> Iterator[str]:
 
 def no_invention(history: History) -> Iterator[str]:
     calls = {call.name: call for call in history.calls}
+    of_ticks = {tick.command_id for tick in history.ticks}
     for row in history.rows:
         if row.answers is not None or row.added_by is not None or is_of_process(row):
+            continue
+        if row.command_id in of_ticks:
             continue
         call = calls.get(row.call or "")
         if call is None or row.index not in range(call.count):

@@ -64,6 +64,11 @@ from fault_injection.process_checks import (
     steps_end_as_their_commands,
     what_was_done_is_undone_once,
 )
+from fault_injection.tick_checks import (
+    no_tick_is_missing,
+    ticks_are_in_time,
+    ticks_are_sent_once,
+)
 from fault_injection.time_checks import (
     calls_end_with_their_commands,
     delayed_start_in_time,
@@ -146,6 +151,9 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("attempts are bounded, and only outcomes charge", attempts_are_bounded),
     ("nothing runs before it is due", not_before_its_time),
     ("what is delayed starts in time", delayed_start_in_time),
+    ("no tick of a schedule is sent twice", ticks_are_sent_once),
+    ("no tick of a schedule is missing", no_tick_is_missing),
+    ("ticks are sent in time while a steward lives", ticks_are_in_time),
     ("no more run at once than a limit allows", places_are_never_exceeded),
     ("ordered commands run one after the other, as sent", order_is_kept),
     ("no more start in a time than a rate allows", rates_are_kept),

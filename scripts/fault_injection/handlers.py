@@ -31,6 +31,7 @@ from fault_injection.flows import Flow
 from fault_injection.lanes import register_lanes
 from fault_injection.oddities import ODDITIES
 from fault_injection.plan import ALL_DOMAINS
+from fault_injection.ticking import register_schedules
 
 DOMAIN, REPLIES = "storm", "replies"
 DOMAINS = (DOMAIN, *(f"{DOMAIN}.{number:02}" for number in range(1, ALL_DOMAINS)))
@@ -62,6 +63,7 @@ def registry() -> HandlerRegistry:
             timeout = _TIMEOUTS.get(type_)
             made.register(domain, type_, _marked(body), retry=RETRY, timeout=timeout)
     register_lanes(made, RETRY, _marked(does))
+    register_schedules(made, RETRY, _marked(noop))
     made.register(REPLIES, "Reply", lambda command, context: None)
     made.register_process(Flow(RETRY))
     return made

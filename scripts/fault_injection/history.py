@@ -119,6 +119,16 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Of a schedule, as the event of its command says."""
+
+    schedule: str
+    at: Time
+    command_id: str
+    sent_at: Time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
     command_id: str
     run: str
@@ -281,6 +291,8 @@ class Limits:
     sessions: int
     #: Seconds after the faults within which each next command ends, until all have.
     standstill: float
+    #: Seconds from tick to tick, by the schedule's name.
+    schedules: Mapping[str, int] = field(default_factory=dict)
     #: Seconds after a fault within which everything works again, by its kind.
     recovered_within: Mapping[str, float] = field(default_factory=dict)
 
@@ -292,6 +304,9 @@ class History:
     rows: Sequence[Row] = ()
     moves: Sequence[Move] = ()
     events: Sequence[Event] = ()
+    ticks: Sequence[Tick] = ()
+    #: When the schedules were paused.
+    paused_at: Time = 0.0
     effects: Sequence[Effect] = ()
     limit_changes: Sequence[LimitChange] = ()
     #: The lanes that had a turn at the end.

@@ -23,6 +23,7 @@ from fault_injection.history import (
     Process,
     Row,
     Step,
+    Tick,
     Time,
 )
 from fault_injection.instruments import TURNS
@@ -115,6 +116,9 @@ SELECT number, began, at, xid, session, what, command_id, token, token_before, c
     claimer_before, lease_before, due_at, attempts, claimed_at
 FROM chaos.move ORDER BY number"""
 _EVENTS = "SELECT command_id, at, kind, code, token, claimer FROM cmdbus.event ORDER BY id"
+_TICKS = """
+SELECT details ->> 'schedule', (details ->> 'tick')::timestamptz, command_id, at
+FROM cmdbus.event WHERE kind = 'SENT_BY_SCHEDULE' ORDER BY id"""
 _EFFECTS = "SELECT command_id, run, session, xid FROM chaos.effect"
 _BATCHES = """
 SELECT b.batch_id, coalesce(b.name, ''), b.status, b.total, b.completed, b.failed, b.canceled,
@@ -186,6 +190,7 @@ def read_tables(connection: psycopg.Connection) -> dict[str, Any]:
         ],
         "moves": records(Move, _MOVES),
         "events": records(Event, _EVENTS),
+        "ticks": records(Tick, _TICKS),
         "effects": records(Effect, _EFFECTS),
         "limit_changes": limit_changes,
         "turns": [name for (name,) in all_of(_TURNS)],

@@ -145,6 +145,13 @@ SABOTAGES = {
         "complete": {"IF lanes IS NOT NULL": "IF false"},
         "settle": {"IF lanes IS NOT NULL": "IF false"},
     },
+    # Some ticks are left out.
+    "ticks": {
+        "send_ticks": {
+            "following timestamptz := p_next;": "following timestamptz := p_next"
+            " + (random() < 0.3)::integer * interval '2 s';"
+        }
+    },
     "losses": {
         "release": {"coalesce(o.losses, 0)": "0", "WHERE losses IS NOT NULL": "WHERE false"}
     },

@@ -79,6 +79,8 @@ class Rig:
         self.wrong: list[str] = []
         self.producers = Producers(plan, directory, dsn, self.proxy.dsn, self.wrong)
         self.restores: list[Restore] = []
+        #: When the schedules were paused.
+        self.paused_at = 0.0
 
     def _instance(self, number: int) -> Instance:
         name = chr(ord("a") + number)

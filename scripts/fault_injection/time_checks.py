@@ -15,6 +15,7 @@ _KEEPS_AWAY = (
     *("proxy-silent", "proxy-trickle", "proxy-cut", "end-sessions", "lock-", "migrate"),
     *("too-many", "deny", "read-only", "no-standby", "fork-fails", "no-descriptors"),
     *("kill-steward", "kill-supervisor", "end-supervisor", "kill-at-armed", "kill-at-promoted"),
+    *("kill-at-before-tick", "kill-at-after-tick"),
     *("kill-at-in-rescue", "kill-at-after-rescue", "kill-at-before-fork", "kill-at-in-child"),
     *("kill-at-after-fork", "kill-at-in-reap"),
 )
