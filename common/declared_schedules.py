@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
+from cmdbus.checks import check_name
 from cmdbus.schedules import Schedule, ScheduleOptions, schedule_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,7 +49,9 @@ class DeclaredSchedules:
         found: dict[str, Schedule] = {}
         for function, schedule, is_named in self._declared:
             handler = _only(schedule.name, function, of_functions.get(function, []))
-            name = schedule.name if is_named else f"{handler.domain}.{handler.type}"
+            name = schedule.name
+            if not is_named:
+                name = check_name("name of a schedule", f"{handler.domain}.{handler.type}")
             if name in found:
                 raise ValueError(
                     f"the schedule {name} is declared twice: give each a name of its own"

@@ -5,14 +5,19 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from handlers import do_nothing
+from eventually import eventually
+from handlers import do_nothing, running
+from preflights import checks
+from queries import rows
 from test_declaring import as_app
 
 from cmdbus import Command, Context, HandlerRegistry, handler
 from cmdbus.errors import AppError
 from cmdbus.schedules import Schedule
+from cmdbus.settings import Settings
 from cmdbus.worker import Worker
 from cmdbus.worker.boot.app import load
+from cmdbus.worker.boot.preflight import preflight
 
 
 def work(command: Command, context: Context) -> None:
@@ -102,6 +107,48 @@ def test_a_schedule_without_its_one_handler_is_refused_where_the_registry_is_loa
     with pytest.raises(AppError) as refused:
         load(app)
     assert str(refused.value) == f"{app}: {sentence}"
+
+
+def test_a_name_that_is_made_of_domain_and_type_may_be_too_long() -> None:
+    registry = HandlerRegistry()
+    registry.register("d" * 60, "T" * 60, work)
+    registry.schedule(every="1h")(work)
+    with pytest.raises(ValueError, match="name of a schedule must be a letter and up to 99 more"):
+        registry.schedules()
+
+
+def test_the_check_shows_schedules_and_declares_none(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = HandlerRegistry()
+    registry.register("shop", "Work", work)
+    registry.schedule("0 3 * * *", name="nightly")(work)
+    registry.schedule(every="15m", name="often")(work)
+    app = as_app(monkeypatch, registry)
+    check = checks(dsn, app=app)["schedules"]
+    assert check.sentence == "nightly: 0 3 * * * UTC, shop/Work; often: every 15m, shop/Work"
+    assert rows(dsn, "SELECT FROM cmdbus.schedule") == []
+    settings = Settings(app=app, dsn=dsn, procs=1, threads=2)
+    last = list(preflight(settings, declares=True))[-1]
+    assert last.sentence == "0 limits and 2 schedules declared"
+    assert rows(dsn, "SELECT name, app FROM cmdbus.schedule ORDER BY name") == [
+        ("nightly", app),
+        ("often", app),
+    ]
+
+
+def test_a_worker_declares_its_schedules_and_removes_those_that_are_gone(dsn: str) -> None:
+    registry = HandlerRegistry()
+    registry.register("shop", "Work", work)
+    registry.schedule(every="1d", name="daily")(work)
+    names = "SELECT name, app FROM cmdbus.schedule"
+    with running(dsn, registry):
+        assert eventually(lambda: rows(dsn, names)) == [("daily", "worker:shop")]
+    assert rows(dsn, names) == [("daily", "worker:shop")]
+    without = HandlerRegistry()
+    without.register("shop", "Work", work)
+    with running(dsn, without):
+        eventually(lambda: not rows(dsn, names))
 
 
 NEVER = "it never matches, as no month that it names has such a day"

@@ -204,7 +204,7 @@ class AuditEvent:
 
     at: datetime
     #: SENT, RECEIVED, COMPLETED, CANCELED, ...; of a domain PAUSED, RESUMED,
-    #: CONFIGURED, LIMIT_SET, LIMIT_CLEARED.
+    #: CONFIGURED, LIMIT_SET, LIMIT_CLEARED, SCHEDULE_ADDED, SCHEDULE_REMOVED, ...
     kind: str
     attempt: int | None = None
     worker: str | None = None

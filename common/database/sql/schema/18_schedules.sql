@@ -182,7 +182,8 @@ BEGIN
         SELECT s.refusal INTO refused
         FROM {schema}.send_scheduled(
             due, p_command_ids[sent + 1], p_due[sent + 1],
-            json_build_object('schedule', p_name, 'tick', tick)) s;
+            json_build_object('schedule', p_name, 'tick',
+                to_char(tick AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))) s;
         IF refused IS NOT NULL THEN
             following := tick;
             again_at := clock_timestamp() + make_interval(secs => p_retry);
