@@ -12,7 +12,7 @@ by half an hour (Australia/Lord_Howe) cronsim then leaves out a tick on those tw
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import islice
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import UUID, uuid5
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -92,14 +92,17 @@ def passed(ticks: Ticks, first: datetime, now: datetime, missed: str) -> Passed:
     """What becomes of `first` and those after it, up to `now`, by the option `missed`. Of very
     many the earliest are left out first, and the next tick is not later than now."""
     begin, left_out = ticks.skip(first, now)
-    found = [begin, *islice(ticks.after(begin), MAX_READ)]
-    due = [tick for tick in found if tick <= now]
-    are_all = len(due) < len(found) or len(found) <= MAX_READ
-    kept = _kept(due, now, missed) if are_all else due[-MAX_ALL:]
-    left_out += len(due) - len(kept)
-    if not are_all:
-        return Passed([], left_out, kept[0])
-    return Passed(kept, left_out, found[len(due)] if len(due) < len(found) else None)
+    due: list[datetime] = []
+    next_tick = None
+    for tick in chain([begin], ticks.after(begin)):
+        if tick > now:
+            next_tick = tick
+            break
+        if len(due) > MAX_READ:
+            return Passed([], left_out + len(due) - MAX_ALL, due[-MAX_ALL])
+        due.append(tick)
+    kept = _kept(due, now, missed)
+    return Passed(kept, left_out + len(due) - len(kept), next_tick)
 
 
 def _kept(due: list[datetime], now: datetime, missed: str) -> list[datetime]:

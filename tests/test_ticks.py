@@ -1,5 +1,6 @@
 """The ticks of schedules, and what becomes of those that nothing has sent in time."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from uuid import UUID
@@ -116,6 +117,23 @@ def test_very_many_ticks_are_left_out_in_several_steps() -> None:
     assert found.sent[-1] == now and found.next_tick == now + MINUTE
     seconds = passed(ticks_of(None, 1, "UTC"), NOON, now, "one")
     assert seconds == Passed([now], 3_000_000, now + timedelta(seconds=1))
+
+
+def test_no_more_ticks_are_read_than_are_due() -> None:
+    """A steward that reads some thousands at each tick would be late."""
+    read = []
+
+    class Counted:
+        def after(self, moment: datetime) -> Iterator[datetime]:
+            for tick in MINUTES.after(moment):
+                read.append(tick)
+                yield tick
+
+        def skip(self, first: datetime, now: datetime) -> tuple[datetime, int]:
+            return first, 0
+
+    passed(Counted(), NOON, NOON + 2 * MINUTE, "all")
+    assert len(read) == 3
 
 
 def test_a_tick_has_one_id_and_one_delay_on_all_nodes() -> None:
