@@ -148,6 +148,13 @@ def test_a_delay_may_be_late_while_every_steward_is_kept_away(
     assert ("delayed-start-in-time" in late) == is_late
 
 
+def test_a_tick_may_be_late_before_a_fleet_is_ready() -> None:
+    late = both(CALM, change("ticks", 1, sent_at=104.5))
+    assert "ticks-are-in-time" in violated(late)
+    ready = add("lines", 0, at=103.0, message="the fleet is ready: 2 processes")
+    assert "ticks-are-in-time" not in violated(late, ready)
+
+
 @pytest.mark.parametrize(
     ("name", "lost", "copied_at", "restored_at", "is_found"),
     [

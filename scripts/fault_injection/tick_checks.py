@@ -9,6 +9,7 @@ from fault_injection.time_checks import stewards_kept_away
 
 #: Seconds within which a tick is sent while a steward lives.
 _SENT_S = 2.0
+_READY = "the fleet is ready"
 
 
 def ticks_are_sent_once(history: History) -> Iterator[str]:
@@ -35,9 +36,11 @@ def no_tick_is_missing(history: History) -> Iterator[str]:
 
 
 def ticks_are_in_time(history: History) -> Iterator[str]:
+    """Once an instance is ready."""
+    ready = [line.at for line in history.lines if line.message.startswith(_READY)]
     for tick in history.ticks:
-        if tick.sent_at > tick.at + _SENT_S and not stewards_kept_away(
-            history, tick.at, tick.sent_at
-        ):
+        if tick.at < min(ready, default=0.0) or tick.sent_at <= tick.at + _SENT_S:
+            continue
+        if not stewards_kept_away(history, tick.at, tick.sent_at):
             late = tick.sent_at - tick.at
             yield f"{tick.command_id} of schedule {tick.schedule} was sent {late:.1f} s late"
