@@ -139,7 +139,7 @@ def databases(server: Server, memory: Path | None) -> Iterator[Databases]:
             name = f"cmdbus_test_{run}"
             create = SQL("CREATE TABLESPACE {} LOCATION {}")
             admin.execute(create.format(Identifier(name), Literal(str(directory))))
-            yield replace(databases, tablespace=name)
+            yield replace(databases, tablespace=name, copies_files=True)
             admin.execute(SQL("DROP TABLESPACE {}").format(Identifier(name)))
         finally:
             shutil.rmtree(directory)
@@ -158,17 +158,20 @@ def _directory_for_server(memory: Path, run: int) -> Path:
 
 @pytest.fixture(scope="session")
 def template(databases: Databases) -> Iterator[str]:
-    """The name of a database with the schema, to be copied and never connected to."""
+    """The name of a database to be copied and never connected to: with the schema, and with a
+    table for what handlers write."""
     from cmdbus.database.schema import install
 
     with databases.fresh() as name:
         install(databases.dsn_of(name))
+        make_effects(databases.dsn_of(name))
         yield name
 
 
 @pytest.fixture
 def dsn(databases: Databases, template: str) -> Iterator[str]:
-    """A database of this test's own, with the schema; its user is a superuser."""
+    """A database of this test's own, with the schema and the table of effects; its user is a
+    superuser."""
     with databases.fresh(template) as name:
         yield databases.dsn_of(name)
 
@@ -210,8 +213,6 @@ def directory(empty_directory: Path, cluster: Path) -> Path:
 
 @pytest.fixture
 def bus(dsn: str) -> Iterator[CommandBus]:
-    """With a table for what handlers write."""
-    make_effects(dsn)
     with CommandBus(dsn) as bus:
         yield bus
 
@@ -260,7 +261,6 @@ def fleet(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator[
     for mark in request.node.iter_markers("fleet"):
         options = {**mark.kwargs, **options}
     started = options.pop("started", True)
-    make_effects(dsn)
     with unstarted(dsn, tmp_path, **options) as fleet:
         if started:
             fleet.start()

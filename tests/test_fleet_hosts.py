@@ -12,7 +12,7 @@ from eventually import eventually
 from fault_injection.hosts import Host, HostsError
 from fault_injection.hosts import hosts as make_hosts
 from fault_injection.proxy import Proxy
-from fleet import Fleet, make_effects, unstarted
+from fleet import Fleet, unstarted
 
 from cmdbus.board.health import Health
 
@@ -44,7 +44,6 @@ def test_what_a_host_has_that_is_cut_off_is_run_by_others(
 ) -> None:
     """It is noticed in time, nothing of what it still does lands, and it works again
     when the link is there again."""
-    make_effects(dsn)
     with (
         tempfile.TemporaryDirectory(prefix="p") as directory,
         unstarted(dsn, tmp_path, alone=False, name="one") as one,

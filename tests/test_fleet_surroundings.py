@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from eventually import eventually
-from fleet import Fleet, kill, make_effects, unstarted, write_app
+from fleet import Fleet, kill, unstarted, write_app
 from surroundings import assert_goes_on
 
 from cmdbus.board.layout import CELL
@@ -144,7 +144,6 @@ def test_fleets_of_different_names_share_a_database_and_a_directory(
 ) -> None:
     """Neither takes the other for a dead one of its name, whatever the names; the claims of
     one that is killed are run by the other when their leases end."""
-    make_effects(dsn)
     with (
         unstarted(dsn, tmp_path, alone=False, name="cmdbus.board") as second,
         unstarted(dsn, tmp_path, alone=False) as first,

@@ -42,11 +42,6 @@ def node(dsn: str, domain: str, type: str, handler: Callable[..., object]) -> It
         yield worker
 
 
-def use_connection(command: Command, context: Context) -> None:
-    context.connection.execute("CREATE TABLE IF NOT EXISTS effect (id uuid, attempt int)")
-    leave_effect(command, context)
-
-
 def await_rest(connection: psycopg.Connection) -> None:
     """Until no session of a worker has been asked anything for a while, and senders notify."""
     query = (
@@ -67,7 +62,7 @@ def test_a_place_of_a_shared_limit_wakes_the_node_of_another_domain(
 ) -> None:
     declare(connection, SHARED)
     gate, started = (
-        Gate(use_connection if ends == "uses its transaction" else do_nothing),
+        Gate(leave_effect if ends == "uses its transaction" else do_nothing),
         Started(),
     )
     with node(dsn, "payments", "Debit", gate), node(dsn, "orders", "Ship", started):

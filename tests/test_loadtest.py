@@ -117,7 +117,6 @@ def test_what_is_lost_doubled_or_invented_is_counted(dsn: str) -> None:
             row = {"command_id": id_, "correlation_id": id_, "data": "0", "priority": 5}
             insert(connection, f"cmdbus.{table}", domain="load", type="Tx", **row, **more)
 
-        connection.execute(handlers.EFFECTS)
         put("ready", waits)
         ended: dict[str, Any] = {"token": 1, "created_at": datetime.now(UTC)}
         put("troubleshooting", trouble, attempts=0, losses=0, **ended)

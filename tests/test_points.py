@@ -14,7 +14,7 @@ import psutil
 import pytest
 from eventually import eventually
 from fault_injection.failpoints import DIRECTORY, NAME, OF_WORKERS, Failpoints, pid_of
-from fleet import Fleet, kill, make_effects, unstarted
+from fleet import Fleet, kill, unstarted
 
 from cmdbus import CommandBus
 from cmdbus import failpoints as points
@@ -49,7 +49,6 @@ pytestmark = [
 def fleet(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     monkeypatch.setenv(DIRECTORY, str(tmp_path))
     monkeypatch.setenv(NAME, "cmdbus")
-    make_effects(dsn)
     with unstarted(dsn, tmp_path, procs=2, threads=2) as fleet:
         fleet.program = [sys.executable, "-c", PROGRAM]
         fleet.start()
