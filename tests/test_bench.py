@@ -19,10 +19,13 @@ from programs import SCRIPTS, WITHIN_S, databases, interrupt, run
 from cmdbus.database import schema
 
 BENCH = SCRIPTS / "bench"
-SENDING = ["enqueue", "enqueue-bulk", "enqueue-concurrent"]
-DRAINS = ["drain", "drain-full", "threads", "tx", "bloat", "bloat-batch", "keyed", "ordered"]
+#: One of each kind runs here, and with --long those that are measured in the same ways.
+RATES = ["enqueue", "enqueue-bulk", "drain", "bloat-batch", "call"]
+MORE_RATES = [
+    *("enqueue-concurrent", "drain-full", "threads", "tx", "bloat", "keyed", "ordered", "io"),
+]
+TIMES, MORE_TIMES = ["lease-look", "limited-latency"], ["latency", "mixed", "fair"]
 ADAPTIVE = ["adaptive-io", "adaptive-cpu", "adaptive-mixed"]
-TIMES = ["latency", "mixed", "lease-look", "fair", "limited-latency"]
 SHORT = ["--seconds", "0.02", "--rounds", "1"]
 #: The first module that is missing, where it is not the system itself.
 MISSING = {"pgqueuer": "asyncpg"}
@@ -46,8 +49,12 @@ pytestmark = [
 ]
 
 
+def more(*names: str) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("name", [*SENDING, *DRAINS, "io", "call"])
+@pytest.mark.parametrize("name", [*RATES, *more(*MORE_RATES)])
 def test_a_scenario_prints_a_line_for_each_row_and_exits_by_its_ratios(dsn: str, name: str) -> None:
     line = the_line_of(name, dsn)
     assert line["unit"] == "commands/s"
@@ -66,7 +73,7 @@ def test_a_range_of_threads_is_compared_with_the_best_fixed_number(dsn: str, nam
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", TIMES)
+@pytest.mark.parametrize("name", [*TIMES, *more(*MORE_TIMES)])
 def test_a_time_is_better_the_shorter_it_is(dsn: str, name: str) -> None:
     line = the_line_of(name, dsn)
     assert line["unit"] == "ms"
@@ -75,7 +82,7 @@ def test_a_time_is_better_the_shorter_it_is(dsn: str, name: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["idle", "limited-idle"])
+@pytest.mark.parametrize("name", ["limited-idle", *more("idle")])
 def test_an_idle_fleet_is_better_the_less_it_sends(dsn: str, name: str) -> None:
     line = the_line_of(name, dsn)
     assert line["unit"] == "statements/s"
@@ -83,6 +90,7 @@ def test_an_idle_fleet_is_better_the_less_it_sends(dsn: str, name: str) -> None:
     assert "pg_stat_database" in line["configuration"]["counted"]
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_cpu_is_read_of_all_processes_while_a_drain_is_steady(dsn: str) -> None:
     """The rows that one measurement fills are printed together, whichever was requested."""
@@ -119,7 +127,10 @@ def test_several_scenarios_end_with_a_table(dsn: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(not (SCRIPTS.parent / ".git").exists(), reason="needs the repository")
-def test_a_build_is_compared_with_another_revision(dsn: str) -> None:
+def test_a_build_is_compared_with_another_revision(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE")  # else each round compiles both builds again
     arguments = ["enqueue", "--dsn", dsn, "--rounds", "2", "--seconds", "0.1"]
     done = run("bench", *arguments, "--against", "HEAD")
     rate, cpu = map(json.loads, done.stdout.splitlines())
@@ -172,7 +183,8 @@ def test_a_server_that_is_not_there_is_said_in_a_sentence(tmp_path: Path) -> Non
 def test_an_unknown_scenario_is_refused_with_the_known_ones() -> None:
     done = run("bench", "enqueu")
     assert (done.returncode, done.stdout) == (2, "")
-    assert all(name in done.stderr for name in [*SENDING, *DRAINS, *TIMES, "row-waits", "all"])
+    names = [*RATES, *MORE_RATES, *TIMES, *MORE_TIMES, "row-waits", "all"]
+    assert all(name in done.stderr for name in names)
 
 
 @pytest.mark.parametrize(
