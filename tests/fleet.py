@@ -86,9 +86,10 @@ class Fleet(Supervisor):
     def look(self) -> BoardView:
         return self.board().snapshot()
 
-    def workers(self) -> dict[int, SeatView]:
+    def workers(self, view: BoardView | None = None) -> dict[int, SeatView]:
         """By number, those that claim."""
-        return {seat.number: seat for seat in self.look().with_role(Role.WORKER) if seat.ready}
+        seats = (view or self.look()).with_role(Role.WORKER)
+        return {seat.number: seat for seat in seats if seat.ready}
 
     def pids(self) -> dict[int, int]:
         return {number: seat.pid for number, seat in self.workers().items() if seat.pid}
@@ -113,23 +114,26 @@ class Fleet(Supervisor):
         def ready() -> bool:
             if not self.running:
                 raise RuntimeError(f"it has stopped with {self.wait()}: {self.messages()}")
+            view = self._look_at_its_own()
             return (
-                (self._board is not None or self.board_path.exists())
-                and self._sees_its_own()
-                and len(self.pids()) == wanted
-                and bool(self.steward())
-                and (self.look().listening or self.options.get("wake") == "poll")
+                view is not None
+                and len(self.workers(view)) == wanted
+                and any(seat.ready for seat in view.with_role(Role.STEWARD))
+                and (view.listening or self.options.get("wake") == "poll")
             )
 
         eventually(ready, within)
         return self.pids()
 
-    def _sees_its_own(self) -> bool:
-        """And not the board that a killed one has left. In a namespace of its own it is 1."""
-        if self.look().pid in (self.pid, 1):
-            return True
+    def _look_at_its_own(self) -> BoardView | None:
+        """And not at the board that a killed one has left. In a namespace of its own it is 1."""
+        if self._board is None and not self.board_path.exists():
+            return None
+        view = self.look()
+        if view.pid in (self.pid, 1):
+            return view
         self.close_board()
-        return False
+        return None
 
     def await_successors(self, gone: Iterable[int], within: float = 30.0) -> dict[int, int]:
         """The workers' pids once all are there, and none of those that are to go."""
@@ -233,9 +237,8 @@ class Fleet(Supervisor):
 
     def outcomes(self, ids: Sequence[UUID]) -> Counter[tuple[str, int]]:
         """How many there are of each status and number of attempts."""
-        rows = self.query(
-            "SELECT status, attempts FROM cmdbus.command WHERE command_id = ANY (%s)", list(ids)
-        )
+        query = "SELECT status, attempts FROM cmdbus.command WHERE command_id = ANY (%s)"
+        rows = self._connected().execute(query, [list(ids)], prepare=True)  # planning takes 2 ms
         return Counter((str(status), attempts) for status, attempts in rows)
 
     def await_outcomes(
