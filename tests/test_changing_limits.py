@@ -100,7 +100,7 @@ def change(bus: CommandBus, connection: psycopg.Connection, chance: random.Rando
         chance.choice(changes)()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
 def test_each_command_runs_once_whatever_limits_change_meanwhile(
     dsn: str, bus: CommandBus, connection: psycopg.Connection, seed: int
 ) -> None:

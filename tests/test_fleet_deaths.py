@@ -156,6 +156,7 @@ def finished_in(fleet: Fleet, pid: int) -> bool:
 
 
 @pytest.mark.parametrize("with_children", [False, True], ids=["supervisor", "all"])
+@pytest.mark.fleet(procs=1)
 def test_a_new_supervisor_hands_back_what_a_killed_one_has_left(
     fleet: Fleet, dsn: str, with_children: bool
 ) -> None:
@@ -177,23 +178,25 @@ def test_a_new_supervisor_hands_back_what_a_killed_one_has_left(
     assert sorted(fleet.directory.glob("cmdbus.board*")) == [fleet.board_path]
 
 
+@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.long)])
 @pytest.mark.fleet(started=False, drain=True)
 def test_nothing_is_lost_or_done_twice_while_workers_are_killed_again_and_again(
-    fleet: Fleet,
+    fleet: Fleet, kills: int
 ) -> None:
     """All workers die after each part of the work; the fleet drains the rest."""
-    ids = fleet.send("Debit", 1200, data=0.005)
+    count = 200 * (kills + 1)
+    ids = fleet.send("Debit", count, data=0.005)
     fleet.start()
     fleet.wait_until_ready()
-    for part in range(1, 6):
+    for part in range(1, kills + 1):
         fleet.await_completions(200 * part)
         before = fleet.pids().values()
         kill(before)
         fleet.await_successors(before)
     assert fleet.wait(20) == 0
-    assert fleet.outcomes(ids) == {("COMPLETED", 1): 1200}
-    assert fleet.effects(ids) == {1: 1200}
-    assert len(fleet.logged("was killed by SIGKILL")) == 10
+    assert fleet.outcomes(ids) == {("COMPLETED", 1): count}
+    assert fleet.effects(ids) == {1: count}
+    assert len(fleet.logged("was killed by SIGKILL")) == 2 * kills
     fleet.assert_nothing_left()
 
 
@@ -224,6 +227,7 @@ def test_a_board_of_another_database_harms_nobody(dsn: str, empty_dsn: str, tmp_
         assert fleet.stop() == 0
 
 
+@pytest.mark.fleet(procs=1)
 def test_a_suspect_that_is_locked_starts_process_after_process_in_longer_and_longer_pauses(
     fleet: Fleet, bus: CommandBus, connection: psycopg.Connection, dsn: str
 ) -> None:

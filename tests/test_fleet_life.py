@@ -106,6 +106,7 @@ def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
             assert not fleet.board_path.exists()
 
 
+@pytest.mark.fleet(procs=1, threads=8)
 def test_a_second_supervisor_of_a_name_is_refused_also_if_the_pidfile_was_removed(
     fleet: Fleet,
 ) -> None:
@@ -125,7 +126,7 @@ def test_a_second_supervisor_of_a_name_is_refused_also_if_the_pidfile_was_remove
     assert fleet.query("SELECT max(token) FROM cmdbus.finished") == [(1,)]
 
 
-@pytest.mark.fleet(started=False)
+@pytest.mark.fleet(started=False, procs=1)
 def test_a_supervisor_whose_parent_blocks_signals_can_be_stopped(fleet: Fleet) -> None:
     fleet.program = [sys.executable, "-c", BLOCKS_SIGNALS, *fleet.program]
     fleet.start()

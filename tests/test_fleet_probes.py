@@ -24,7 +24,6 @@ from cmdbus.board.layout import CLAIM_COUNT
 pytestmark = pytest.mark.fleet
 
 HERE = "127.0.0.1:0"
-KILLS = 8
 
 
 def code(fleet: Fleet, path: str) -> int:
@@ -69,11 +68,14 @@ def victim(fleet: Fleet, killed: set[int], steward: bool, dice: random.Random) -
     return dice.choice(living) if living else 0
 
 
+@pytest.mark.parametrize("kills", [4, pytest.param(8, marks=pytest.mark.long)])
 @pytest.mark.fleet(http=HERE)
-def test_a_killed_process_loses_at_most_the_counts_of_its_last_round_trip(fleet: Fleet) -> None:
+def test_a_killed_process_loses_at_most_the_counts_of_its_last_round_trip(
+    fleet: Fleet, kills: int
+) -> None:
     """SIGKILL, at random moments of a run, also of the steward."""
     dice, killed = random.Random(11), set[int]()
-    for kill in range(KILLS):
+    for kill in range(kills):
         enough = executed(fleet) + dice.randrange(600)
         fleet.send("Noop", 600)
         fleet.send("Debit", 60)
@@ -83,14 +85,14 @@ def test_a_killed_process_loses_at_most_the_counts_of_its_last_round_trip(fleet:
         pid = eventually(lambda steward=steward: victim(fleet, killed, steward, dice))  # type: ignore[misc]
         os.kill(pid, signal.SIGKILL)
         killed.add(pid)
-    fleet.await_completions(670 * KILLS, 60)
+    fleet.await_completions(670 * kills, 60)
     finished = "SELECT type, count(*) FROM cmdbus.finished GROUP BY type"
     completed = dict(fleet.query(finished))
-    lost = KILLS * CLAIM_COUNT
+    lost = kills * CLAIM_COUNT
     eventually(lambda: counted(fleet, "completed")["Noop"] >= completed["Noop"] - lost, 10)
     assert all(count <= completed[name] for name, count in counted(fleet, "completed").items())
     fleet.await_successors([])
-    assert value(fleet, "cmdbus_process_restarts_total", reason="crashed") == KILLS
+    assert value(fleet, "cmdbus_process_restarts_total", reason="crashed") == kills
 
 
 def test_probes_are_answered_whoever_hangs_or_is_away(dsn: str, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_start_with_too_few_descriptors_says_so(fleet: Fleet) -> None:
         assert fleet.stop() in (0, 3)
 
 
-@pytest.mark.fleet(started=False, http="127.0.0.1:0")
+@pytest.mark.fleet(started=False, procs=1, http="127.0.0.1:0")
 def test_a_supervisor_that_can_start_no_process_waits_until_it_can(fleet: Fleet) -> None:
     """Also for the process that answers probes meanwhile, and for its threads."""
     with control_group("pids") as group:

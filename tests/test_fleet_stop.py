@@ -30,6 +30,7 @@ def order_again(fleet: Fleet, number: signal.Signals) -> bool:
         pytest.param([signal.SIGQUIT], id="quit"),
     ],
 )
+@pytest.mark.fleet(procs=1, threads=8)
 def test_what_does_not_end_in_time_runs_again_uncharged(
     fleet: Fleet, signals: list[signal.Signals]
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_storm_of_signals_ends_in_one_clean_stop(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGINT])
+@pytest.mark.fleet(procs=1)
 def test_a_fleet_without_work_that_is_ended_at_once_has_stopped_well(
     fleet: Fleet, number: signal.Signals
 ) -> None:

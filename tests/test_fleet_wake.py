@@ -76,7 +76,7 @@ def test_one_command_is_found_by_one_look_and_at_most_one_more_is_in_vain(fleet:
         assert looks_for_one(fleet) in ([(1, 0)], [(1, 1)])
 
 
-@pytest.mark.fleet(procs=4, threads=2, poll_interval=600)
+@pytest.mark.fleet(procs=2, threads=2, poll_interval=600)
 def test_a_second_node_makes_one_more_vain_look(fleet: Fleet, other: Fleet) -> None:
     """Also for a command that is due later."""
     await_rest(fleet, other)
@@ -203,7 +203,7 @@ def test_a_steward_one_of_whose_threads_ends_is_replaced(fleet: Fleet, tmp_path:
     assert fleet.query(_WAITED)[0][0] < 10, "none waited for a poll"
 
 
-@pytest.mark.fleet(threads=2, poll_interval=600)
+@pytest.mark.fleet(procs=1, threads=2, poll_interval=600)
 def test_a_listener_that_is_ended_listens_again_and_looks(fleet: Fleet) -> None:
     """Sends in the gap are found; forged notifications and odd payloads do no harm."""
     await_rest(fleet)
@@ -221,7 +221,7 @@ def test_a_listener_that_is_ended_listens_again_and_looks(fleet: Fleet) -> None:
     fleet.await_completed(fleet.send("Noop"))
 
 
-@pytest.mark.fleet(threads=2, poll_interval=1)
+@pytest.mark.fleet(procs=1, threads=2, poll_interval=1)
 def test_without_notifications_the_poll_finds_everything(
     fleet: Fleet, connection: psycopg.Connection
 ) -> None:

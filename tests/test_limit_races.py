@@ -36,7 +36,15 @@ def change(connection: psycopg.Connection, chance: random.Random) -> None:
     chance.choice(changes)()
 
 
-@pytest.mark.parametrize("level", IsolationLevel)
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param(IsolationLevel.READ_UNCOMMITTED, marks=pytest.mark.long),  # is the next one
+        IsolationLevel.READ_COMMITTED,
+        pytest.param(IsolationLevel.REPEATABLE_READ, marks=pytest.mark.long),
+        IsolationLevel.SERIALIZABLE,
+    ],
+)
 def test_what_is_in_force_follows_from_all_changes_at_each_isolation_level(
     dsn: str, level: IsolationLevel
 ) -> None:

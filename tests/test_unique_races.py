@@ -254,8 +254,14 @@ def send_some(dsn: str, rand: random.Random, count: int) -> Counter[str]:
     return ends
 
 
-@pytest.mark.parametrize("limited", [False, True], ids=["", "limited"])
-@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize(
+    ("isolation", "limited"),
+    [
+        *((isolation, False) for isolation in ISOLATIONS),
+        (ISOLATIONS[0], True),
+        *(pytest.param(isolation, True, marks=pytest.mark.long) for isolation in ISOLATIONS[1:]),
+    ],
+)
 def test_workers_and_buses_keep_commands_unique(dsn: str, isolation: str, limited: bool) -> None:
     rand = random.Random(11)
 

@@ -30,11 +30,14 @@ def fleet(dsn: str, count: int) -> Iterator[list[WorkerProcess]]:
 
 
 @pytest.mark.timeout(90)
-def test_effects_land_once_while_workers_are_killed_and_frozen(dsn: str, bus: CommandBus) -> None:
+@pytest.mark.parametrize("turns", [10, pytest.param(20, marks=pytest.mark.long)])
+def test_effects_land_once_while_workers_are_killed_and_frozen(
+    dsn: str, bus: CommandBus, turns: int
+) -> None:
     """Kill -9 and SIGSTOP at random, leases of a second."""
     dice = random.Random(4711)
     with fleet(dsn, 4) as workers:
-        for _ in range(20):
+        for _ in range(turns):
             requests = [SendRequest("payments", "Debit", dice.random() < 0.01) for _ in range(150)]
             bus.send_many(requests)
             index = dice.randrange(len(workers))
@@ -52,7 +55,7 @@ def test_effects_land_once_while_workers_are_killed_and_frozen(dsn: str, bus: Co
     # Whose claimers were frozen three times, one after the other, is for a person.
     others = "SELECT DISTINCT error_code FROM cmdbus.command WHERE status <> 'COMPLETED'"
     assert rows(dsn, others) in ([], [("LOST",)])
-    assert rows(dsn, "SELECT count(*) FROM cmdbus.command") == [(3000,)]
+    assert rows(dsn, "SELECT count(*) FROM cmdbus.command") == [(150 * turns,)]
 
 
 def test_a_frozen_workers_effects_do_not_land_when_it_is_revived(dsn: str, bus: CommandBus) -> None:
