@@ -3,8 +3,9 @@
 import random
 import threading
 import time
-from collections import Counter
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 from eventually import eventually, stays
@@ -19,6 +20,7 @@ from handlers import (
     running,
     seat_of,
 )
+from lab.proxy import Proxy
 from psycopg_pool import ConnectionPool
 from queries import NOWHERE, SESSIONS, end_sessions, rows
 
@@ -238,44 +240,57 @@ def test_garbage_on_the_board_is_no_number(cell: int) -> None:
     assert ThreadsView.from_cell(cell) is None
 
 
+@contextmanager
+def away(proxy: Proxy) -> Iterator[None]:
+    """Nothing listens there meanwhile, and what was connected has ended."""
+    aside = proxy.socket.rename(proxy.socket.with_name("away"))
+    proxy.cut()
+    yield
+    aside.rename(proxy.socket)
+
+
 @pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=pytest.mark.long)])
 @pytest.mark.usefixtures("hasty")
-def test_a_changing_number_keeps_every_promise_while_sessions_die(
-    dsn: str, bus: CommandBus, rounds: int
+def test_a_changing_number_keeps_every_promise_while_sessions_and_the_server_go(
+    dsn: str, bus: CommandBus, tmp_path: Path, rounds: int
 ) -> None:
-    """Random loads, ranges and kills: no command is lost or doubled, no thread is left over."""
-    dice = random.Random(rounds)
-    ran: Counter[object] = Counter()
+    """Random loads, ranges, kills and outages: no command is lost or doubled, and no thread, slot
+    or session is left over."""
+    dice, pause = random.Random(rounds), threading.Event()
 
     def debit(command: Command, context: Context) -> None:
         leave_effect(command, context)
-        ran.update([command.command_id])
         time.sleep(command.data)
 
     registry = handling(debit, retry=RetryPolicy(max_attempts=50, backoff=(0.01,)))
     timeouts = Timeouts(statement=0.9, pool=0.9, lease=1, thread=20, watchdog=30)
     ranges: list[int | tuple[int, int]] = [3, (1, 8), (2, 5)]
     sent = 0
-    with running(dsn, registry, concurrency=(1, 8), timeouts=timeouts) as worker:
+    with (
+        closing(Proxy(dsn, tmp_path)) as proxy,
+        running(proxy.dsn, registry, concurrency=(1, 8), timeouts=timeouts) as worker,
+    ):
         for _ in range(rounds):
             count = dice.randint(1, 150)
             seconds = dice.choice([0.0, 0.002, 0.01])
             bus.send_many([SendRequest("payments", "Debit", seconds)] * count)
             sent += count
-            time_to_next = threading.Event()
-            time_to_next.wait(dice.random() / 4)
-            if dice.random() < 0.5:
-                end_sessions(dsn)
+            pause.wait(dice.random() / 4)
+            match dice.randrange(4):
+                case 0 | 1:
+                    end_sessions(dsn)
+                case 2:
+                    with away(proxy):
+                        pause.wait(dice.random() / 5)
             if dice.random() < 0.3:
                 worker.set_concurrency(ranges[dice.randrange(3)])
         await_drained(bus, 20)
         assert effects(dsn) == sent
-        assert set(rows(dsn, "SELECT status, count(*) FROM cmdbus.finished GROUP BY 1")) == {
-            ("COMPLETED", sent)
-        }
+        ended = rows(dsn, "SELECT status, count(*) FROM cmdbus.finished GROUP BY 1")
+        assert ended == [("COMPLETED", sent)]
         worker.set_concurrency((1, 8))
         eventually(lambda: threads_of(worker).now == 1)
         eventually(lambda: executing_threads() == 1)
-        eventually(lambda: sum(s.number >= 0 for s in seat_of(worker).slots) == 1)
+        eventually(lambda: sum(slot.number >= 0 for slot in seat_of(worker).slots) == 1)
         eventually(lambda: sessions(dsn) <= 1 + HEADROOM + STANDALONE)
         assert worker.health.stuck_threads == worker.health.pool_exhaustions == 0

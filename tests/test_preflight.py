@@ -21,7 +21,7 @@ from queries import rows
 
 from cmdbus.database.session_names import session_name
 from cmdbus.readiness import Finding, worst
-from cmdbus.settings import Settings
+from cmdbus.settings import Settings, ThreadRange
 from cmdbus.supervisor.host import Pidfile, check_host
 from cmdbus.timeouts import Timeouts
 
@@ -146,6 +146,11 @@ def test_a_server_that_is_slow_to_notify_is_no_pooler(
     with Proxy(dsn, stopping) as proxy:
         assert checks(proxy.dsn)["listen"].finding is OK
     resumed[0].join()
+
+
+def test_the_connections_of_a_range_are_those_of_the_most_threads(dsn: str) -> None:
+    found = checks(dsn, procs=2, threads=ThreadRange(1, 4))["connections"]
+    assert "2 x 4 threads + 2 for the steward" in found.sentence
 
 
 def test_a_limit_on_connections_is_refused_with_its_arithmetic(guarded: Guarded) -> None:

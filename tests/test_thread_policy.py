@@ -1,7 +1,7 @@
 """How a worker chooses its number of threads from a range: simulated, in microseconds."""
 
 import pytest
-from thread_plants import Plant, run, steps
+from thread_plants import Plant, run, run_together, steps
 
 from cmdbus.board.threads import StepReason
 from cmdbus.settings import ThreadRange
@@ -130,6 +130,17 @@ def test_the_figures_of_an_outage_say_nothing() -> None:
     policy.forget()
     run(policy, lambda second: WAITING, 10, noise=0.0)
     assert policy.threads > 8
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize("plant", [COMPUTING, MIXED], ids=["computing", "mixed"])
+def test_processes_that_share_a_machine_do_not_fight_for_it(plant: Plant, count: int) -> None:
+    """Each decides by itself, and all of them together do as much as two CPUs let them."""
+    policies = [ThreadPolicy(WIDE, 1) for _ in range(count)]
+    history = run_together(policies, plant, 2.0, 600)
+    rates = [rate for _, rate in history]
+    assert sum(rates[30:]) / 570 >= 0.95 * 2.0 / plant.cpu
+    assert sum(changed for changed, _ in history[300:]) / count / 5 <= 3, "a minute"
 
 
 def test_each_step_has_its_reason() -> None:

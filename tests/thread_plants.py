@@ -1,7 +1,7 @@
 """Simulated worker processes, whose throughput follows from their number of threads."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -60,6 +60,31 @@ def run(
         history.append((policy.threads, plant(float(second)).capacity(policy.threads)))
         policy.observe(plant(float(second)).figures(policy.threads, factor))
         assert policy.bounds.least <= policy.threads <= policy.bounds.most
+    return history
+
+
+def run_together(
+    policies: Sequence[ThreadPolicy], plant: Plant, cpus: float, seconds: int
+) -> list[tuple[int, float]]:
+    """Processes that share so many CPUs: the steps and the throughput of all in each second."""
+    dice, history = random.Random(seconds), list[tuple[int, float]]()
+    for _ in range(seconds):
+        before = [policy.threads for policy in policies]
+        wanted = [plant.capacity(threads) for threads in before]
+        share = min(1.0, cpus / (sum(wanted) * plant.cpu))
+        for policy, rate in zip(policies, wanted, strict=True):
+            rate *= share * dice.gauss(1.0, 0.03)
+            figures = Figures(
+                seconds=1.0,
+                ended=round(rate),
+                busy=policy.threads * 0.97,
+                claims=round(rate) + 1,
+                cpu=rate * plant.cpu,
+                machine=1.0 if share < 1 else sum(wanted) * plant.cpu / cpus,
+            )
+            policy.observe(figures)
+        changed = sum(policy.threads != old for policy, old in zip(policies, before, strict=True))
+        history.append((changed, share * sum(wanted)))
     return history
 
 
