@@ -6,8 +6,11 @@
     BatchStatus, ReceivedReply,
     LimitRecord, Limit, DeclaredLimit,
     SetLimit, ScheduleRecord,
-    AddedSchedule, Undecodable          what a CommandBus returns
-    HandlerRegistry, handler            register handlers
+    AddedSchedule, BreakerRecord,
+    BreakerState, BreakerTerms,
+    DeclaredBreaker, SetBreaker,
+    Undecodable                         what a CommandBus returns
+    HandlerRegistry, handler, Breaker   register handlers, and circuit breakers for their calls
     Command, Context                    what a handler gets
     ProcessManager, Reply               the steps of a process, and what they get
     ProcessRequest, ProcessRecord,
@@ -17,6 +20,7 @@
     CmdbusError
       TransientCommandError, PermanentCommandError, BusinessRuleError (each a CommandError)
                                         raised by handlers
+      BreakerOpenError                  raised to handlers
       DuplicateCommandError, QueueFullError, ShutdownError (each a SendRefusedError),
       CommandFailedError, CallTimeoutError, CommandNotFoundError, BatchNotFoundError,
       ProcessNotFoundError, InvalidOperationError, HandlerAlreadyRegisteredError, SchemaError,
@@ -38,10 +42,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cmdbus.breakers import Breaker as Breaker
+    from cmdbus.breakers import BreakerState as BreakerState
+    from cmdbus.breakers import BreakerTerms as BreakerTerms
     from cmdbus.command import Command as Command
     from cmdbus.context import Context as Context
     from cmdbus.data import Undecodable as Undecodable
     from cmdbus.errors import BatchNotFoundError as BatchNotFoundError
+    from cmdbus.errors import BreakerOpenError as BreakerOpenError
     from cmdbus.errors import BusinessRuleError as BusinessRuleError
     from cmdbus.errors import CallTimeoutError as CallTimeoutError
     from cmdbus.errors import CmdbusError as CmdbusError
@@ -61,6 +69,9 @@ if TYPE_CHECKING:
     from cmdbus.errors import TransientCommandError as TransientCommandError
     from cmdbus.limits import Limit as Limit
     from cmdbus.processes.process_manager import ProcessManager as ProcessManager
+    from cmdbus.producer.breakers import BreakerRecord as BreakerRecord
+    from cmdbus.producer.breakers import DeclaredBreaker as DeclaredBreaker
+    from cmdbus.producer.breakers import SetBreaker as SetBreaker
     from cmdbus.producer.bus import CommandBus as CommandBus
     from cmdbus.producer.limits import DeclaredLimit as DeclaredLimit
     from cmdbus.producer.limits import LimitRecord as LimitRecord
@@ -86,12 +97,14 @@ if TYPE_CHECKING:
     from cmdbus.timeouts import Timeouts as Timeouts
 
 _NAMES = {
+    "breakers": ["Breaker", "BreakerState", "BreakerTerms"],
     "producer.bus": ["CommandBus"],
     "command": ["Command"],
     "context": ["Context"],
     "data": ["Undecodable"],
     "errors": [
         "BatchNotFoundError",
+        "BreakerOpenError",
         "BusinessRuleError",
         "CallTimeoutError",
         "CmdbusError",
@@ -112,6 +125,7 @@ _NAMES = {
     ],
     "limits": ["Limit"],
     "processes.process_manager": ["ProcessManager"],
+    "producer.breakers": ["BreakerRecord", "DeclaredBreaker", "SetBreaker"],
     "producer.limits": ["DeclaredLimit", "LimitRecord", "SetLimit"],
     "producer.process_records": ["ProcessRecord", "ProcessStatus", "ProcessStep"],
     "producer.process_starts": ["ProcessRequest"],

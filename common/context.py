@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, MutableMapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -46,6 +47,7 @@ class Execution(Protocol):
     def open(self) -> "psycopg.Connection[Any]": ...
     def batch(self) -> Batch | None: ...
     def extend(self, seconds: float, /) -> None: ...
+    def breaker(self, name: str, /) -> AbstractContextManager[None]: ...
 
 
 class Context:
@@ -105,6 +107,14 @@ class Context:
     def retry_after(self, seconds: float) -> None:
         """Sets the pause, in seconds, before the retry if this execution fails."""
         self._execution.retry_delay = check_seconds("retry_after", seconds)
+
+    def breaker(self, name: str) -> AbstractContextManager[None]:
+        """`with context.breaker(name):` around a call to another system: how it ends counts for the
+        registry's breaker of this name. While that is open, the call is not made: a
+        BreakerOpenError is raised, and if the handler lets it out, its command runs again once the
+        breaker may let it through, uncharged. Inside a block of the same breaker, and in a handler
+        that is bound to it, it changes nothing."""
+        return self._execution.breaker(name)
 
 
 class _CommandLog(logging.LoggerAdapter[logging.Logger]):

@@ -55,6 +55,16 @@ class BusinessRuleError(CommandError):
     """A rule forbids it: the command is FAILED without a retry, and its reply says so."""
 
 
+class BreakerOpenError(CmdbusError):
+    """A circuit breaker keeps a handler from its call, which was not made. If the handler lets it
+    out, its command runs again, uncharged, after `retry_after` seconds."""
+
+    def __init__(self, name: str, retry_after: float) -> None:
+        self.name = name
+        self.retry_after = retry_after
+        super().__init__(f"the breaker {name} is open: again in {retry_after:.1f} s")
+
+
 class SendRefusedError(CmdbusError):
     """Nothing was sent. A hook of sends raises it to refuse a request."""
 

@@ -4,8 +4,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-#: Names of checks: what limits, schedules and tags the app has, and that a start has declared them.
-LIMITS, SCHEDULES, TAGS, DECLARED = "limits", "schedules", "tags", "declaration"
+#: Names of checks: what limits, breakers, schedules and tags the app has, and that a start has
+#: declared them.
+LIMITS, BREAKERS, SCHEDULES, TAGS = "limits", "breakers", "schedules", "tags"
+DECLARED = "declaration"
 
 
 class Finding(StrEnum):

@@ -1,10 +1,11 @@
 """Which function handles which commands. The only way from a command to code."""
 
-import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
+from cmdbus.breakers import Breaker, BreakerDeclaration, DeclaredBreakers, guarded
+from cmdbus.callables import check_callable, name_of
 from cmdbus.checks import check_name, check_options, check_seconds
 from cmdbus.command import Command
 from cmdbus.declared_schedules import DeclaredSchedules
@@ -63,6 +64,8 @@ class HandlerOptions(TypedDict, total=False):
     limit: str | Sequence[str] | None
     #: Only workers that have all of these tags claim its commands.
     tags: Collection[str]
+    #: The name of a circuit breaker that the registry declares.
+    breaker: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,14 @@ class Handler:
     #: Names.
     shared_limits: tuple[str, ...] = ()
     tags: frozenset[str] = frozenset()
+    #: Its name.
+    breaker: str | None = None
     #: The same for all types of a domain whose commands may be handled together.
     group: MakeGroup | None = field(default=None, repr=False)
     #: `retry`, or the default.
     policy: RetryPolicy = field(init=False, repr=False)
+    #: `function`, inside the breaker if there is one.
+    run: HandlerFunction = field(init=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -98,10 +105,14 @@ class Handler:
                 check_seconds(f"{name} of {self.domain}/{self.type}", seconds)
         if self.retry is not None and not isinstance(self.retry, RetryPolicy):
             raise ValueError(f"retry must be a RetryPolicy, not {self.retry!r:.80}")
-        _check_callable(self.function, f"the handler of {self.domain}/{self.type}")
+        check_callable(self.function, f"the handler of {self.domain}/{self.type}")
         tags = check_tags(f"tags of {self.domain}/{self.type}", self.tags)
         object.__setattr__(self, "tags", frozenset(tags))
         object.__setattr__(self, "policy", self.retry or RetryPolicy())
+        run = self.function
+        if self.breaker is not None:
+            run = guarded(run, check_name("breaker", self.breaker))
+        object.__setattr__(self, "run", run)
 
 
 def handler(domain: str, type: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
@@ -137,6 +148,7 @@ class HandlerRegistry:
         #: Limits that types share, by name, with the domain for all of whose types they are.
         self._limits: dict[str, tuple[Limit, str | None]] = {}
         self._schedules = DeclaredSchedules()
+        self._breakers = DeclaredBreakers()
 
     def handler(
         self, domain: str, type: str, **options: Unpack[HandlerOptions]
@@ -195,6 +207,11 @@ class HandlerRegistry:
         is by default the domain and type. Returns the function unchanged."""
         return self._schedules.declare(cron, name, options)
 
+    def breaker(self, breaker: Breaker) -> None:
+        """Declares a circuit breaker, for all calls of handlers with `breaker=` its name, and for
+        those inside `with context.breaker(name)`."""
+        self._breakers.add(breaker)
+
     def register_instance(self, instance: object) -> None:
         """Registers the public methods marked with `handler`: all of them, or none."""
         found = [
@@ -221,7 +238,7 @@ class HandlerRegistry:
         manager.check_manager()
         present = self._managers.get(manager.domain, {})
         if other := present.get(manager.type):
-            raise HandlerAlreadyRegisteredError(manager.domain, manager.type, _name(type(other)))
+            raise HandlerAlreadyRegisteredError(manager.domain, manager.type, name_of(type(other)))
         if not present:
             self._add(manager.process_handlers(present))
             self._managers[manager.domain] = present
@@ -272,6 +289,14 @@ class HandlerRegistry:
         """All that it declares; a ValueError if one belongs to no handler, or to several."""
         return self._schedules.bound(self)
 
+    def breakers(self) -> list[BreakerDeclaration]:
+        """All that it declares; a ValueError if a handler has a breaker that it does not
+        declare."""
+        return self._breakers.bound({each.name: each.breaker for each in self})
+
+    def find_breaker(self, name: str) -> Breaker:
+        return self._breakers.find(name)
+
     def _shared(self, name: str, uses: Mapping[str, Sequence[str]]) -> Declaration:
         limit, domain = self._limits[name]
         covers = sorted(type_ for type_, used in uses.items() if name in used)
@@ -287,7 +312,7 @@ class HandlerRegistry:
         added = dict(self._handlers)
         for new in handlers:
             if present := added.get((new.domain, new.type)):
-                raise HandlerAlreadyRegisteredError(new.domain, new.type, _name(present.function))
+                raise HandlerAlreadyRegisteredError(new.domain, new.type, name_of(present.function))
             added[new.domain, new.type] = new
         self._handlers = added
 
@@ -314,27 +339,3 @@ def _limit_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
     if not isinstance(listed, list | tuple):
         raise ValueError(f"limit must be a limit's name or a list of names, not {names!r:.80}")
     return tuple(dict.fromkeys(check_name("limit", name) for name in listed))
-
-
-def _check_callable(function: object, what: str) -> None:
-    if not callable(function):
-        raise ValueError(f"{what} must be callable, not {function!r:.80}")
-    code = inspect.unwrap(function)
-    code = code if inspect.isroutine(code) else getattr(code, "func", code.__call__)
-    if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
-        raise ValueError(
-            f"{what}, {_name(function)}, is async: handlers are ordinary functions; "
-            f"call asyncio.run() inside one if it must await something"
-        )
-    if inspect.isgeneratorfunction(code):
-        raise ValueError(f"{what}, {_name(function)}, is a generator: return the result instead")
-    try:
-        inspect.signature(function).bind("command", "context")
-    except TypeError as error:
-        raise ValueError(f"{what} is called with (command, context): {error}") from None
-    except ValueError:
-        pass  # Some builtins have no signature.
-
-
-def _name(function: object) -> str:
-    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"

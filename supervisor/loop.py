@@ -22,7 +22,16 @@ from cmdbus.counting import count_of
 from cmdbus.errors import BoardError, CmdbusError
 from cmdbus.exits import Exit
 from cmdbus.logs import set_up
-from cmdbus.readiness import DECLARED, LIMITS, SCHEDULES, TAGS, Check, Finding, sentences
+from cmdbus.readiness import (
+    BREAKERS,
+    DECLARED,
+    LIMITS,
+    SCHEDULES,
+    TAGS,
+    Check,
+    Finding,
+    sentences,
+)
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import reap_orphans, wait
 from cmdbus.supervisor.fleet import Fleet
@@ -266,11 +275,12 @@ class Supervisor:
         self._fleet.reload()
 
     def _log_declarations(self, checks: Sequence[Check]) -> None:
+        kinds = LIMITS, BREAKERS, SCHEDULES, TAGS
         for check in checks:
-            if check.name in (LIMITS, SCHEDULES) and check.finding is Finding.WARNING:
+            if check.name in kinds and check.finding is Finding.WARNING:
                 logger.warning("%s", check)
         names = [check.name for check in checks]
-        declared = [name for name in (LIMITS, SCHEDULES, TAGS) if name in names]
+        declared = [name for name in kinds if name in names]
         if declared and DECLARED not in names:
             logger.warning(
                 "the %s of the app are not declared: %s; reload again later",

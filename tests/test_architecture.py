@@ -28,17 +28,19 @@ FLOOR_PLAN = {
 COMMON = [*FLOOR_PLAN]
 FLOOR_PLAN["cmdbus.processes"] = [*SHARED, "cmdbus.database", "cmdbus.producer"]
 CLAIMS, EXECUTION = "cmdbus.worker.claims", "cmdbus.worker.execution"
+BREAKERS = "cmdbus.worker.breakers"
 WAITING, PROBES = "cmdbus.worker.waiting", "cmdbus.worker.probes"
 STEWARD, PIPELINE = "cmdbus.worker.steward", "cmdbus.worker.pipeline"
 FLOOR_PLAN |= {
     "cmdbus.embedded": [*SHARED, "cmdbus.database"],
     CLAIMS: [*SHARED, "cmdbus.board", "cmdbus.database"],
-    EXECUTION: [*COMMON, CLAIMS],
+    BREAKERS: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
+    EXECUTION: [*COMMON, CLAIMS, BREAKERS],
     WAITING: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
     PROBES: [*COMMON, CLAIMS],
     STEWARD: [*COMMON, CLAIMS, WAITING],
-    PIPELINE: [*SHARED, "cmdbus.board", CLAIMS, EXECUTION, WAITING],
-    "cmdbus.worker": [*COMMON, CLAIMS, EXECUTION, WAITING, STEWARD, PIPELINE],
+    PIPELINE: [*SHARED, "cmdbus.board", CLAIMS, BREAKERS, EXECUTION, WAITING],
+    "cmdbus.worker": [*COMMON, CLAIMS, BREAKERS, EXECUTION, WAITING, STEWARD, PIPELINE],
     "cmdbus.worker.boot": [
         *[*COMMON, CLAIMS, PROBES, "cmdbus.worker", STEWARD],
     ],

@@ -113,7 +113,8 @@ def test_a_start_says_which_limits_of_living_nodes_it_changes(
     dsn: str, connection: psycopg.Connection
 ) -> None:
     def declaring(*limits: Declaration) -> list[str]:
-        return declare(connection, Executor("cmdbus"), "shop", limits)
+        changes = declare(connection, Executor("cmdbus"), "shop", limits)
+        return [sentence for _, sentence in changes]
 
     own = Declaration("payments Debit", Limit(concurrency=5))
     shared = Declaration("stripe", Limit(starts_per_second=2.0), ("payments",))

@@ -246,8 +246,10 @@ def test_every_family_is_on_the_first_page(board: Board) -> None:
         ("cmdbus_undead_processes", "gauge"),
         ("cmdbus_oldest_snapshot_seconds", "gauge"),
         ("cmdbus_managed_processes", "gauge"),
+        ("cmdbus_breaker_state", "gauge"),
+        ("cmdbus_breaker_denied_total", "counter"),
     ]
-    assert page.count("# HELP ") == 22 and page.endswith("\n")
+    assert page.count("# HELP ") == 24 and page.endswith("\n")
 
 
 def test_series_whose_labels_are_known_are_there_before_their_first_event(board: Board) -> None:

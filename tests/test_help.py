@@ -10,6 +10,7 @@ import pytest
 
 import cmdbus
 from cmdbus import CommandBus, errors
+from cmdbus.producer.breakers import BreakerOperations
 from cmdbus.producer.limits import LimitOperations
 from cmdbus.producer.troubleshooting import Troubleshooting
 
@@ -30,7 +31,7 @@ RAISES = {
 
 
 def methods() -> Iterator[tuple[str, Callable[..., Any]]]:
-    for owner in (CommandBus, Troubleshooting, LimitOperations):
+    for owner in (CommandBus, Troubleshooting, LimitOperations, BreakerOperations):
         for name, method in inspect.getmembers(owner, inspect.isfunction):
             if not name.startswith("_") or (name == "__init__" and owner is CommandBus):
                 yield f"{owner.__name__}.{name}", method

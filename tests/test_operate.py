@@ -27,6 +27,7 @@ GROUPS = {
     "process": ("list", "show", "cancel", "retry", "signal"),
     "limit": ("list", "set", "clear"),
     "schedule": ("list", "add", "remove", "pause", "resume", "run", "next"),
+    "breaker": ("list", "show", "open", "close", "reset", "set", "clear"),
 }
 ALL_TAKE = {"--dsn", "--dsn-file", "--schema", "--runtime-dir", "--name", "--json"}
 

@@ -40,6 +40,13 @@ SEEN_OF_SCHEDULES = [
     *("schedule_declared.declared_at", "schedule_added.name", "schedule_added.terms"),
     *("schedule_added.operator", "schedule_added.reason", "schedule_added.added_at"),
 ]
+BREAKER_TABLES = (
+    "breaker",
+    "breaker_declared",
+    "breaker_event",
+    "breaker_probe",
+    "breaker_set",
+)
 PROCESS_TABLES = ("managed_process", "process", "process_event", "process_step")
 #: Columns of the view `process` without state and error.
 SEEN_OF_PROCESSES = [
@@ -74,6 +81,7 @@ RIGHTS = {
             *("limited", "longer_patience", "patience", "ready", "ready_id_seq", "scheduled"),
             *("scheduled_id_seq", "troubleshooting", "waiter", *PROCESS_TABLES),
             *("limits", *LIMIT_TABLES, *LANE_TABLES, "turn_id_seq", *SCHEDULE_TABLES),
+            *BREAKER_TABLES,
         ],
         "INSERT": [
             *LANE_TABLES,
@@ -93,9 +101,11 @@ RIGHTS = {
             *("migration", "ready", "scheduled", "troubleshooting", *PROCESS_TABLES),
             *LIMIT_TABLES,
             *SCHEDULE_TABLES,
+            *BREAKER_TABLES,
         ],
         "EXECUTE": [
             *("clear_limit", "set_limit"),
+            *("clear_breaker", "set_breaker", "steer_breaker"),
             *("add_schedule", "remove_schedule", "pause_schedule", "run_schedule"),
             *("batch_keys", "cancel", "cancel_batch", "cancel_in_batch", "cancel_ready"),
             *("cancel_limited", "cancel_of_key", "cancel_scheduled"),
@@ -114,6 +124,7 @@ RIGHTS = {
             *("domain", "migration", "scheduled.domain", "scheduled.type"),
             *LIMIT_TABLES,
             *SEEN_OF_SCHEDULES,
+            *BREAKER_TABLES,
             *[f"batch.{column}" for column in SEEN_OF_BATCHES],
             *[f"command.{column}" for column in SEEN],
             *[f"process.{column}" for column in SEEN_OF_PROCESSES],

@@ -1,21 +1,30 @@
-"""Declares the limits and schedules of an app, and the tags of its types, in the database."""
+"""Declares the limits, breakers and schedules of an app, and the tags of its types, in the
+database."""
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cmdbus.breakers import BreakerDeclaration
 from cmdbus.database.executor import Executor
 from cmdbus.limits import Declaration, title
+from cmdbus.readiness import BREAKERS, LIMITS
 from cmdbus.registry import HandlerRegistry
 from cmdbus.schedules import Schedule
 from cmdbus.worker.claims.claim import Connection
 
 logger = logging.getLogger(__name__)
 
+#: Declarations from a name and columns, by the name of the check that shows them.
+_OF: dict[str, Callable[[str, Mapping[str, Any]], Declaration | BreakerDeclaration]] = {
+    LIMITS: Declaration.of,
+    BREAKERS: BreakerDeclaration.of,
+}
+
 
 def app_of_worker(name: str | None, registry: HandlerRegistry) -> str:
-    """The app as which a standalone worker declares limits: the same after a restart."""
+    """The app as which a standalone worker declares: the same after a restart."""
     return f"worker:{name or ','.join(registry.domains)}"
 
 
@@ -26,15 +35,21 @@ def declare(
     limits: Sequence[Declaration],
     schedules: Sequence[Schedule] = (),
     tags: Mapping[str, Sequence[str]] | None = None,
-) -> list[str]:
+    breakers: Sequence[BreakerDeclaration] = (),
+) -> list[tuple[str, str]]:
     """Makes these all that the app declares, in one transaction; `tags` are those of its types, by
-    "domain type". A sentence for each limit that a living node has declared otherwise."""
-    values = [json.dumps([each.row for each in declared]) for declared in (limits, schedules)]
-    with connection.transaction():
-        rows = executor.rows(connection, "declare_limits", app=app, limits=values[0])
-        executor.rows(connection, "declare_schedules", app=app, schedules=values[1])
-        executor.rows(connection, "declare_tags", app=app, tags=json.dumps(tags or {}))
-    return [_change(*row) for row in rows]
+    "domain type". A sentence, with the name of its check, for each limit or breaker that a living
+    node has declared otherwise."""
+    rows = executor.rows(
+        connection,
+        "declare",
+        app=app,
+        limits=json.dumps([each.row for each in limits]),
+        breakers=json.dumps([each.row for each in breakers]),
+        schedules=json.dumps([each.row for each in schedules]),
+        tags=json.dumps(tags or {}),
+    )
+    return [(kind, _change(kind, name, *row)) for kind, name, *row in rows if name is not None]
 
 
 def conflicts(
@@ -54,16 +69,18 @@ def conflicts(
 def declare_and_warn(
     connection: Connection, executor: Executor, app: str, registry: HandlerRegistry
 ) -> None:
-    schedules = registry.schedules()
-    sentences = declare(connection, executor, app, registry.limits(), schedules, registry.tags())
-    sentences += conflicts(connection, executor, app, schedules)
-    for sentence in sentences:
+    limits, schedules, breakers = registry.limits(), registry.schedules(), registry.breakers()
+    changes = declare(connection, executor, app, limits, schedules, registry.tags(), breakers)
+    sentences = [sentence for _, sentence in changes]
+    for sentence in sentences + conflicts(connection, executor, app, schedules):
         logger.warning("%s", sentence)
 
 
-def _change(name: str, before: Mapping[str, Any], after: Mapping[str, Any] | None) -> str:
-    new = "not declared" if after is None else Declaration.of(name, after).what
+def _change(
+    kind: str, name: str, before: Mapping[str, Any], after: Mapping[str, Any] | None
+) -> str:
+    new = "not declared" if after is None else _OF[kind](name, after).what
     return (
-        f"the limit {title(name)}, which a node that is running has declared, is now {new}; "
-        f"it was {Declaration.of(name, before).what}"
+        f"the {kind.removesuffix('s')} {title(name)}, which a node that is running has declared, "
+        f"is now {new}; it was {_OF[kind](name, before).what}"
     )

@@ -109,6 +109,7 @@ class Housekeeping:
                     self._settle_old,
                     self._release_stale,
                     self._attend_batches,
+                    self._attend_breakers,
                 ):
                     self._attempt(task)
                 self._pipeline.unsettled.log()
@@ -156,6 +157,10 @@ class Housekeeping:
             self._attend_at = time.monotonic() + _AFTER_FAILURE
             self._pipeline.batches.attend(self._connection)
             self._attend_at = 0.0
+
+    def _attend_breakers(self) -> None:
+        if self._pipeline.breakers.is_due:
+            self._pipeline.breakers.attend(self._connection.connection())
 
     def _wait(self) -> None:
         """Waits until something is claimed. Clears first, then checks: a thread that claims does

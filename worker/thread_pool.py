@@ -81,7 +81,9 @@ class ThreadPool:
         slot = self._telemetry.acquire_slot()
         connection = ThreadConnection(self._source.get, self._source.put, slot.session)
         before = self._threads.get(number)
-        thread = WorkerThread(number, connection, slot, self._stopping, self._run_thread)
+        thread = WorkerThread(
+            number, connection, slot, self._stopping, self._run_thread, self.pipeline.breakers
+        )
         thread.needs_session = needs_session
         self._threads[number] = thread
         try:

@@ -312,8 +312,7 @@ def _check_domains(
         raise ValueError(f"registry must be a HandlerRegistry, not {shown(registry)}")
     if not len(registry):
         raise ValueError("the registry has no handlers: there is nothing to run")
-    registry.limits()  # Checks them.
-    registry.schedules()
+    registry.limits(), registry.breakers(), registry.schedules()  # Checks them.
     if domains is None:
         domains = registry.domains
     if isinstance(domains, str):

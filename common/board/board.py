@@ -49,6 +49,8 @@ class Board(Reader):
     renewed = Cell(offsets.RENEWED)
     #: Rises when a domain was paused, or may have been.
     domain_pauses = Cell(offsets.DOMAIN_PAUSES)
+    #: Rises when the state of a breaker has changed, or may have.
+    breaker_changes = Cell(offsets.BREAKER_CHANGES)
 
     @classmethod
     def in_memory(

@@ -43,6 +43,7 @@ class Counter(IntEnum):
     WAKEUPS_TIMER = 5
     WAKEUPS_POLL = 6
     WAKEUPS_PIPE = 7
+    BREAKER_DENIED = 8
 
 
 _WAKEUPS = "wakeups_"

@@ -10,7 +10,8 @@ cells of the head               written by                          read by
 | SUPERVISOR pid state since    the supervisor                      ps, steward
     due wanted
 | listening, armed, suspects,   the steward                         leaders, housekeeping,
-    renewed, domain pauses                                            supervisor, ps
+    renewed, domain pauses,                                           supervisor, ps
+    changes of breakers
 | restarts, one for each reason the supervisor                      metrics
   undead                        the supervisor                      metrics, ps
 
@@ -72,7 +73,7 @@ from struct import Struct
 
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
 #: Raise it with each change of a position, a record or a number that is written.
-VERSION = 11
+VERSION = 12
 
 LINE = 8  # cells
 CELL = 8  # bytes
@@ -89,6 +90,7 @@ ARMED = LISTENING + 1
 SUSPECTS = LISTENING + 2
 RENEWED = LISTENING + 3
 DOMAIN_PAUSES = LISTENING + 4
+BREAKER_CHANGES = LISTENING + 5
 RESTARTS = 5 * LINE
 UNDEAD = RESTARTS + 7
 HEAD_CELLS = 6 * LINE

@@ -68,6 +68,15 @@ class ReachedLimit(NamedTuple):
     at: datetime | None
 
 
+class OpenBreaker(NamedTuple):
+    """One that the command's type is bound to; see find_breaker_of."""
+
+    name: str
+    state: str
+    #: None: an operator keeps it open.
+    retry_at: datetime | None
+
+
 class Explaining:
     """The method of CommandBus that explains."""
 
@@ -87,14 +96,24 @@ class Explaining:
         if not rows:
             raise CommandNotFoundError(domain, check_id("command_id", command_id))
         facts = Facts._make(rows[0])
+        breakers = []
+        if facts.status == "PENDING":
+            name = f"{domain} {facts.type}"
+            found = self._connections.rows(connection, "find_breaker_of", "monitor", type=name)
+            breakers = [OpenBreaker._make(row) for row in found]
         limits = []
         if facts.source == "limited":
             found = self._connections.rows(connection, "explain_limits", "monitor", **values)
             limits = [ReachedLimit._make(row) for row in found]
-        return sentence(domain, facts, limits)
+        return sentence(domain, facts, limits, breakers)
 
 
-def sentence(domain: str, facts: Facts, limits: Sequence[ReachedLimit] = ()) -> str:
+def sentence(
+    domain: str,
+    facts: Facts,
+    limits: Sequence[ReachedLimit] = (),
+    breakers: Sequence[OpenBreaker] = (),
+) -> str:
     code = f" ({facts.error_code})" if facts.error_code else ""
     if facts.source == "finished":
         return f"It is {facts.status}{code} since {_time(facts.ended_at)}."
@@ -110,16 +129,19 @@ def sentence(domain: str, facts: Facts, limits: Sequence[ReachedLimit] = ()) -> 
     if expires_at is not None and expires_at <= facts.present:
         then = "a node is about to cancel it" if facts.nodes else "no living node can cancel it"
         return f"It expired at {_time(expires_at)}, and {then}."
-    reasons = ", and ".join(_reasons(domain, facts, limits))
+    reasons = ", and ".join(_reasons(domain, facts, limits, breakers))
     end = f"; it expires at {_time(expires_at)}" if expires_at else ""
     return f"It waits: {reasons}{end}."
 
 
-def _reasons(domain: str, facts: Facts, limits: Sequence[ReachedLimit]) -> Iterator[str]:
+def _reasons(
+    domain: str, facts: Facts, limits: Sequence[ReachedLimit], breakers: Sequence[OpenBreaker]
+) -> Iterator[str]:
     """At least one."""
     if facts.source == "scheduled":
         yield _due(facts)
     cannot = list(_hindrances(domain, facts))
+    cannot += map(_kept, breakers)
     cannot += [_reached(limit) for limit in limits if limit.kind != "ahead" or limit.number]
     yield from cannot
     if facts.source != "scheduled" and not cannot:
@@ -174,6 +196,15 @@ def _reached(limit: ReachedLimit) -> str:
     many = f"{number} or more commands" if number == _MAX_COUNT else count_of(number)
     whose = "its type and key" if limit.keyed else "its type"
     return f"{many} of {whose} {'waits' if number == 1 else 'wait'} before it"
+
+
+def _kept(breaker: OpenBreaker) -> str:
+    if breaker.state == "HALF_OPEN":
+        return f"the breaker {breaker.name} is half-open, and lets only its probes through"
+    if breaker.retry_at is None:
+        return f"the breaker {breaker.name} is open until an operator closes it"
+    probes = f"lets probes through from {_time(breaker.retry_at)} on"
+    return f"the breaker {breaker.name} is open, and {probes}"
 
 
 def _turn(facts: Facts) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from cmdbus.producer.breakers import BreakerOperations
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.limits import LimitOperations
 from cmdbus.producer.requests import SendRules
@@ -21,6 +22,11 @@ class Operations:
         """How many commands run at once, how many start in a time, and in which order: list, set,
         clear."""
         return LimitOperations(self._connections)
+
+    @property
+    def breakers(self) -> BreakerOperations:
+        """Circuit breakers: list, open, close, reset, set, clear, audit."""
+        return BreakerOperations(self._connections)
 
     @property
     def schedules(self) -> ScheduleOperations:

@@ -11,7 +11,7 @@ import click
 from cmdbus.checks import did_you_mean
 from cmdbus.selection import listed, priorities_text
 from cmdbus.supervisor.cli.options import audit_options, option, time_option
-from cmdbus.supervisor.cli.output import UNITS, Shown, age, audit_lines, table
+from cmdbus.supervisor.cli.output import UNITS, Shown, age, audit_lines, state_text, table
 from cmdbus.supervisor.cli.parameters import NO_LIMIT, limit, span
 from cmdbus.supervisor.cli.session import UsageProblem, check_known, with_bus
 
@@ -30,7 +30,7 @@ _SETTINGS_HEAD = ("", "SENDS", "STATE", "DEPTH", "WARN AT", "FULL AT", "PER KEY"
 
     READY could be claimed now, LATER waits for its time, LIMITED at a limit of its
     type, TROUBLE for an operator. OLDEST is how long the first of those that are ready
-    or limited has waited.
+    or limited has waited. Circuit breakers that are not closed follow.
 
     \b
     Examples:
@@ -44,8 +44,11 @@ def status(bus: "CommandBus", domain: tuple[str, ...]) -> Shown:
     found = bus.domains(*domain)
     for name in sorted(set(domain) - {each.domain for each in found}):
         check_known(bus, name)
-    lines = chain(table(_STATUS_HEAD, _rows(found), left=range(1)), _remarks(found))
-    return {"domains": found}, lines if found else ["nothing waits, nothing runs"]
+    breakers = [each for each in bus.breakers.list() if each.state != "CLOSED"]
+    lines = table(_STATUS_HEAD, _rows(found), left=range(1))
+    lines = lines if found else ["nothing waits, nothing runs"]
+    open_ = (f"breaker {each.name} is {state_text(each)}" for each in breakers)
+    return {"domains": found, "breakers": breakers}, chain(lines, _remarks(found), open_)
 
 
 @click.command(

@@ -17,6 +17,7 @@ from cmdbus.counting import count_of
 from cmdbus.printable import one_line
 
 if TYPE_CHECKING:
+    from cmdbus.producer.breakers import BreakerRecord
     from cmdbus.producer.process_records import ProcessRecord
     from cmdbus.producer.records import CommandRecord
 
@@ -137,6 +138,19 @@ def ago(time: datetime) -> str:
     """Or, of a time to come, how soon."""
     seconds = (datetime.now(UTC) - time).total_seconds()
     return f"{age(seconds)} ago" if seconds >= 0 else f"in {age(-seconds)}"
+
+
+def state_text(breaker: "BreakerRecord") -> str:
+    """The state of a breaker, and what comes next."""
+    since = f"{breaker.state} since {timestamp(breaker.changed_at)}"
+    match breaker.state:
+        case "CLOSED":
+            return f"CLOSED, failures on record: {breaker.failures}"
+        case "HALF_OPEN":
+            return f"{since}, probes that run: {breaker.probing}"
+    if breaker.retry_at is None:
+        return f"{since}, until an operator closes it: cmdbus breaker close {breaker.name}"
+    return f"{since}, probes from {timestamp(breaker.retry_at)} on"
 
 
 def when(time: datetime | None) -> str | None:

@@ -46,6 +46,7 @@ def load(app: str | None) -> HandlerRegistry:
     try:
         value.limits()
         value.schedules()
+        value.breakers()
     except ValueError as error:
         raise AppError(f"{app}: {error}") from None
     return value

@@ -16,7 +16,7 @@ from cmdbus.database.connect_errors import classify, is_read_only
 from cmdbus.database.executor import Executor
 from cmdbus.database.statements import statement
 from cmdbus.errors import AppError
-from cmdbus.readiness import DECLARED, LIMITS, SCHEDULES, Check, Finding, worst
+from cmdbus.readiness import BREAKERS, DECLARED, LIMITS, SCHEDULES, Check, Finding, worst
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.worker.boot import budget, effective
@@ -96,7 +96,12 @@ def _check_domains(settings: Settings, registry: HandlerRegistry) -> Iterator[Ch
 
 
 def _show_declarations(registry: HandlerRegistry) -> Iterator[Check]:
-    for name, declared in ((LIMITS, registry.limits()), (SCHEDULES, registry.schedules())):
+    kinds: dict[str, Sequence[object]] = {
+        LIMITS: registry.limits(),
+        BREAKERS: registry.breakers(),
+        SCHEDULES: registry.schedules(),
+    }
+    for name, declared in kinds.items():
         if declared:
             yield Check(name, Finding.OK, "; ".join(map(str, declared)))
 
@@ -104,14 +109,16 @@ def _show_declarations(registry: HandlerRegistry) -> Iterator[Check]:
 def _declare(
     connection: Connection, settings: Settings, registry: HandlerRegistry
 ) -> Iterator[Check]:
-    limits, schedules = registry.limits(), registry.schedules()
+    limits, schedules, breakers = registry.limits(), registry.schedules(), registry.breakers()
     executor = Executor(settings.schema)
     app = str(settings.app)
-    for sentence in declare(connection, executor, app, limits, schedules, registry.tags()):
-        yield Check(LIMITS, Finding.WARNING, sentence)
+    changes = declare(connection, executor, app, limits, schedules, registry.tags(), breakers)
+    for name, sentence in changes:
+        yield Check(name, Finding.WARNING, sentence)
     for sentence in conflicts(connection, executor, app, schedules):
         yield Check(SCHEDULES, Finding.WARNING, sentence)
-    counts = count_of(len(limits), "limit"), count_of(len(schedules), "schedule")
+    counts = [count_of(len(limits), "limit"), count_of(len(schedules), "schedule")]
+    counts += [count_of(len(breakers), "breaker")] * bool(breakers)
     yield Check(DECLARED, Finding.OK, f"{' and '.join(counts)} declared")
 
 

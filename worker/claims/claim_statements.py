@@ -74,6 +74,7 @@ class ClaimStatements(Executor):
         self.priorities = ALL_PRIORITIES
         #: In seconds alone: PostgreSQL adds days by the calendar of the session's zone.
         self.lease = f"{lease:f} seconds"
+        self.lease_seconds = lease
         #: As `Timeouts.renewal`.
         self.renewal_seconds = lease / 3
         self._scope = scope

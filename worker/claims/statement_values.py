@@ -74,6 +74,13 @@ def claim_values(claims: Sequence[Claim], claimer: int) -> dict[str, object]:
     }
 
 
+def fence_values(claims: Sequence[Claim], claimer: int) -> dict[str, object]:
+    """What names these claims, without their commands."""
+    values = claim_values(claims, claimer)
+    del values["command_ids"]
+    return values
+
+
 def completion_values(done: Sequence[Finished], claimer: int) -> dict[str, object]:
     claims = [finished.claim for finished in done]
     results = [finished.outcome.result for finished in done]

@@ -8,11 +8,12 @@ commit together, or neither.
 import os
 import random
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
 from datetime import UTC, datetime
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 
@@ -21,14 +22,15 @@ from cmdbus.clock import time
 from cmdbus.context import Context
 from cmdbus.data import Undecodable, decode
 from cmdbus.errors import (
+    BreakerOpenError,
     InvalidOperationError,
     NotHereError,
     TransientCommandError,
 )
 from cmdbus.failpoints import AFTER_COMMIT, AFTER_RETURN, BEFORE_EFFECT, failpoint
 from cmdbus.printable import joined
-from cmdbus.registry import Handler
 from cmdbus.timeouts import Timeouts
+from cmdbus.worker.breakers.guarded_call import Calls, GuardedCall
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import PoolExhausted
@@ -41,6 +43,7 @@ from cmdbus.worker.claims.outcomes import (
     troubled,
 )
 from cmdbus.worker.execution.application_code import command_of, leave_fork, storable
+from cmdbus.worker.execution.executing_thread import ExecutingThread, Handled
 from cmdbus.worker.execution.handler_batch import HandlerBatch
 from cmdbus.worker.execution.handler_connection import (
     USED_AFTER_FORK,
@@ -71,24 +74,6 @@ _MAX_PLAN_CHANGES = 5
 _new = tuple.__new__
 
 
-class Handled(Protocol):
-    """What applies to all commands of a type: see HandledType."""
-
-    handler: Handler
-    max_attempts: int
-    timeout: float
-
-
-class ExecutingThread(Protocol):
-    """The thread that an execution runs in: see WorkerThread."""
-
-    #: That of the worker; the handler may fork.
-    pid: int
-
-    def connect(self) -> Connection: ...
-    def extend(self, work: "Execution", seconds: float, /) -> None: ...
-
-
 class Execution:
     """One claim that one thread works on."""
 
@@ -104,14 +89,18 @@ class Execution:
     #: Whether the handler has asked for a session, and the one that it got.
     _touched = False
     _session: Connection | None = None
+    #: The breaker that has kept the handler from a call, if it let that out.
+    denied_by: str | None = None
     #: The handler has returned.
     _over = False
+    #: Those that breakers guard; None before the first one.
+    _calls: Calls | None = None
 
     def __init__(
         self,
         claim: Claim,
         handled: Handled,
-        thread: ExecutingThread,
+        thread: ExecutingThread["Execution"],
         statements: ClaimStatements,
         timeouts: Timeouts,
     ) -> None:
@@ -151,6 +140,8 @@ class Execution:
             f"gave up after {self.timeout:g} s: its thread did not return",
             {**activity, "stack": stack},
         )
+        for call in list((self._calls or {}).values()):
+            call.timed_out()
         return self._finished(self._fate(error))
 
     def _execute(self, data: Any) -> Outcome | None:
@@ -162,7 +153,7 @@ class Execution:
                 failpoint(BEFORE_EFFECT)
                 try:
                     # In a copy, so that the values that it sets for itself end with it.
-                    result = copy_context().run(self._handler.function, command, context)
+                    result = copy_context().run(self._handler.run, command, context)
                 finally:
                     if os.getpid() != self._thread.pid:
                         leave_fork()
@@ -204,6 +195,9 @@ class Execution:
     def _failed(self, error: BaseException) -> Outcome:
         if isinstance(error, SettlementBlockedError):  # Also if its session has ended since.
             return interrupted(error.code, str(error), _AFTER_OUTAGE, lost=False)
+        if isinstance(error, BreakerOpenError):
+            self.denied_by = error.name
+            return interrupted("BREAKER_OPEN", str(error), error.retry_after, lost=False)
         if isinstance(error, NotHereError):
             return interrupted(error.code, str(error), self._elsewhere_in(), lost=False)
         if self._session_is_gone() and (ended := session_error(error)):
@@ -285,6 +279,42 @@ class Execution:
                     self._session = self._thread.connect()
                     self._transaction = self._begin(self._session)
             return self._transaction
+
+    def breaker(self, name: str) -> AbstractContextManager[None]:
+        if os.getpid() != self._thread.pid:
+            raise InvalidOperationError(
+                "context.breaker() was used in a forked process: call it in the handler's own"
+            )
+        with self._opening:
+            if self._calls is None:
+                self._calls = {}
+        return GuardedCall(self._thread.breakers, name, self, self._calls)
+
+    def seconds_left(self) -> float:
+        return max(0.0, self.due - time.monotonic())
+
+    def count_denied_call(self) -> None:
+        self._thread.count_denied_call()
+
+    @contextmanager
+    def short_session(self) -> Iterator[Connection]:
+        """For a short statement: the thread's own session, unless it is lost or has a handler's
+        transaction."""
+        with self._opening:
+            own = self._thread.live_session if self._transaction is None else None
+            if own is not None:
+                yield own
+        if own is None:
+            with self._thread.breakers.session() as connection:
+                yield connection
+
+    def is_cut_off(self, error: BaseException) -> bool:
+        """Whether this error is about the handler's session, or means that it must run elsewhere;
+        see `_failed`."""
+        if isinstance(error, NotHereError):
+            return True
+        is_gone = self._session_is_gone() and session_error(error) is not None
+        return is_gone or (self._touched and is_of_driver(error))
 
     def batch(self) -> HandlerBatch | None:
         batch_id = self.claim.batch_id

@@ -17,7 +17,8 @@ from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import completed
 from cmdbus.worker.execution.application_code import command_of, leave_fork
-from cmdbus.worker.execution.execution import ExecutingThread, Execution
+from cmdbus.worker.execution.executing_thread import ExecutingThread
+from cmdbus.worker.execution.execution import Execution
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class GroupExecution:
         self,
         make: MakeGroup,
         claims: Sequence[Claim],
-        thread: ExecutingThread,
+        thread: ExecutingThread[Execution],
         statements: ClaimStatements,
         begin: Callable[[Claim], Execution | None],
     ) -> None:

@@ -4,6 +4,7 @@ commands for free threads, and how many ahead of them."""
 from collections import defaultdict
 from collections.abc import Sequence
 
+from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.claims.claim import ClaimPart, ClaimRequest, ClaimResult
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.floors import Floors
@@ -22,11 +23,15 @@ class ClaimPlanner:
         statements: ClaimStatements,
         domains: Sequence[str],
         handled_types: HandledTypes,
+        breakers: Breakers,
         age_share: int = 0,
     ) -> None:
         """`age_share`: percent."""
         self._handled_types = handled_types
         self._priorities = statements.priorities
+        self._breakers = breakers
+        #: The types that breakers keep from being claimed.
+        self._kept = breakers.kept_types
         #: The command types of each domain.
         self._types = defaultdict[str, list[str]](list)
         for name in statements.types:
@@ -46,9 +51,13 @@ class ClaimPlanner:
     def request(self, now: float, *, free: int, room: int, bytes_: int) -> ClaimRequest:
         """`free`: the number of threads that have nothing to run. The board can show `room` claims
         more. `bytes_`: what payloads may be claimed, negative if there are more than that."""
+        if self._kept is not self._breakers.kept_types:
+            self._begin_anew()
         floors = self._floors.for_claim(now)
         domains = self._turns.for_claim(now, all_domains=not floors)
         types = [name for domain in domains for name in self._types[domain]]
+        if self._kept:
+            types = [name for name in types if name not in self._kept]
         all_quick = {name for name in types if self._handled_types.is_quick(name)}
         limited, types = self.limited_types.split(types)
         quick = [name for name in types if name in all_quick]
@@ -82,6 +91,20 @@ class ClaimPlanner:
         if limited:
             return self.limited_types.request(limited, all_quick, request, now)
         return request
+
+    def probe_request(self, types: Sequence[str], free: int) -> ClaimRequest:
+        """For commands of these types alone, which a breaker keeps from other claims."""
+        limited, others = self.limited_types.split(types)
+        lanes = self.limited_types.lanes(limited, free, self._priorities) if limited else None
+        domains = list(dict.fromkeys(name.split(" ")[0] for name in types))
+        request = ClaimRequest(free, 0, domains, others, [], floors={}, lanes=lanes)
+        return request._replace(priorities=self._priorities)
+
+    def _begin_anew(self) -> None:
+        """Commands of other types may be below the floors."""
+        self._kept = self._breakers.kept_types
+        self._floors, self._quick_floors, self._oldest_floors = Floors(), Floors(), Floors()
+        self.limited_types.begin_anew()
 
     def looked(
         self, request: ClaimRequest, results: Sequence[ClaimResult], count: int, now: float

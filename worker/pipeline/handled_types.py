@@ -43,6 +43,8 @@ class RunTimes:
 class HandledType:
     def __init__(self, handler: Handler, seat: Seat, timeouts: Timeouts) -> None:
         self.handler = handler
+        #: The name of the circuit breaker that it is bound to.
+        self.breaker = handler.breaker
         #: Of commands whose sender has set none.
         self.max_attempts = handler.policy.max_attempts
         self.timeout = handler.timeout or timeouts.thread

@@ -24,6 +24,7 @@ from cmdbus.board.counters import Counter
 from cmdbus.board.records import Phase
 from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_CLAIM, failpoint
+from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.claims.claim import (
     Claim,
     ClaimRequest,
@@ -41,6 +42,7 @@ from cmdbus.worker.pipeline.handled_types import HandledTypes
 from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.pipeline.local_queue import LEADERSHIP, LocalQueue
 from cmdbus.worker.pipeline.narrowing import Narrowing
+from cmdbus.worker.pipeline.probing import Probing
 from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.unsettled import Unsettled, first_part
 from cmdbus.worker.pipeline.worker_thread import RoundTrip, WorkerThread
@@ -65,17 +67,20 @@ class Leader:
         queue: LocalQueue,
         unsettled: Unsettled,
         batches: BatchTransitions,
+        breakers: Breakers,
     ) -> None:
         self._statements = setup.statements
         self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS
         self._planner = ClaimPlanner(
-            setup.statements, setup.domains, handled_types, setup.age_share
+            setup.statements, setup.domains, handled_types, breakers, setup.age_share
         )
         self._limited_types = self._planner.limited_types
         self._narrowing = Narrowing(setup.statements)
+        shared = breakers, self._planner, self._narrowing, handled_types, in_flight
+        self._probing = Probing(setup.statements, *shared)
         self.adoption = Adoption(setup.statements, in_flight, setup.claim_bytes)
         self._in_flight, self._queue, self._unsettled = in_flight, queue, unsettled
-        self._batches = batches
+        self._batches, self._breakers = batches, breakers
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
         self._claim_bytes = setup.claim_bytes
         self.stopping = threading.Event()
@@ -104,6 +109,8 @@ class Leader:
             thread.registered = thread.connection.session
         if self._limited_types.must_be_read:
             self._limited_types.read(connection)
+        if self._breakers.is_due:
+            self._breakers.attend(connection)
 
     def lead(self, thread: WorkerThread) -> bool:
         """Settles and claims, and waits while there is nothing to claim; then puts the leadership
@@ -146,7 +153,12 @@ class Leader:
         self._waiter.before_claim()
         was_woken, self._was_woken = self._was_woken, False
         try:
-            found = self._make_round_trip(thread)
+            found = bool(self._breakers.open) and self._probing.claim(
+                thread.connection.connection(),
+                self._queue.threads - self._in_flight.unfinished_count,
+                partial(self._take_on, thread),
+            )
+            found = self._make_round_trip(thread) or found
             self._batches.attend(thread.connection)
         except BaseException as error:
             if thread.connection.lost() or not isinstance(error, psycopg.Error):
@@ -278,19 +290,27 @@ class Leader:
             self._unsettled.log()
             thread.slot.enter(Phase.RESTING, time.monotonic_ns(), 0)
             source = self._waiter.wait_for_work(
-                busy=lambda: bool(self._unsettled or self._batches.due) or self.stopping.is_set(),
-                until=self._planner.look_again_at,
+                busy=self._is_busy,
+                until=min(self._planner.look_again_at, self._probing.look_again_at),
             )
             if source is not None:
                 thread.slot.counters.add(source)
             self._was_woken = source is Counter.WAKEUPS_PIPE
+            self._probing.hurries = source is not None
             # What has ended may have held places that others wait for.
             claims = self._limited_types.any or not self._waiter.only_own()
             if source is not None or self.stopping.is_set() or claims:
                 return
             self._unsettled.settle(thread.connection, thread.slot, self._unsettled.take())
             self._batches.attend(thread.connection)
+            if self._breakers.is_due:
+                self._breakers.attend(thread.connection.connection())
+                return  # Its state may let this worker claim.
             waits = thread.end()
+
+    def _is_busy(self) -> bool:
+        due = self._unsettled or self._batches.due or self._breakers.is_due
+        return bool(due) or self.stopping.is_set()
 
     def _recover(self, thread: WorkerThread, error: Exception) -> None:
         """Replaces the session, however long that takes, unless the worker stops meanwhile."""

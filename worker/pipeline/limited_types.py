@@ -119,6 +119,15 @@ class LimitedTypes:
         )
         return request._replace(prefetch=request.prefetch - ahead, lanes=lanes)
 
+    def lanes(self, limited: Sequence[str], free: int, priorities: tuple[int, int]) -> LaneRequest:
+        """For up to `free` commands of these types, none of them ahead."""
+        lanes = LaneRequest(limited, [], self._shared, free, prefetch=0, floors={}, below=True)
+        return lanes._replace(priorities=priorities)
+
+    def begin_anew(self) -> None:
+        """With other types."""
+        self._floors = Floors()
+
     def looked(self, request: ClaimRequest, result: ClaimResult, now: float) -> bool:
         """Takes a result of a claim; whether the lanes may have more."""
         if result.limit_changes is not None:

@@ -29,6 +29,7 @@ import psycopg
 
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
+from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.execution import Execution
@@ -62,7 +63,8 @@ class Pipeline:
         self.unsettled = Unsettled(setup.statements, setup.telemetry, self.in_flight)
         self._handled_types = HandledTypes(setup.registry, setup.telemetry.seat, setup.timeouts)
         self.batches = BatchTransitions(setup.statements, self.in_flight)
-        shared = self.in_flight, self.queue, self.unsettled, self.batches
+        self.breakers = Breakers(setup.statements, setup.registry, self._board, setup.source)
+        shared = self.in_flight, self.queue, self.unsettled, self.batches, self.breakers
         self.leader = Leader(setup, self._handled_types, *shared)
         self.stopping = self.leader.stopping
 
@@ -80,10 +82,13 @@ class Pipeline:
         self.in_flight.release(connection)
         with suppress(psycopg.Error):  # A steward sees to what is left.
             self.batches.attend(connection)
+            if self.breakers.has_reports:
+                self.breakers.attend(connection.connection())
 
     @property
     def busy(self) -> bool:
-        return bool(self.in_flight or self.unsettled or self.batches.due)
+        has_work = self.in_flight or self.unsettled or self.batches.due
+        return bool(has_work or self.breakers.has_reports)
 
     def take_turn(self, thread: WorkerThread) -> bool:
         """Takes one item of the queue; False if the thread must end."""
@@ -135,6 +140,9 @@ class Pipeline:
             entries = self._draw_group(entry, handled)
             if len(entries) > 1:
                 return self._run_group(thread, entries, handled)
+        if handled.breaker is not None and not self.breakers.admits(handled.breaker, claim):
+            thread.count_denied_call()
+            return self._give_back(thread, entry)
         self._prepare(thread, claim.domain, handled.run_times)
         execution = self._begin(thread, entry, handled)
         try:
@@ -148,6 +156,11 @@ class Pipeline:
         handled.run_times.add(seconds)
         if not stays:
             return False  # It timed out: housekeeping settles its command.
+        if handled.breaker is not None:
+            self.breakers.give_back(handled.breaker, claim)
+            if execution.denied_by == handled.breaker:
+                self.in_flight.restore(entry)
+                return self._give_back(thread, entry)
         self.in_flight.finish(entry)
         if finished is not None:
             # First append, then check whether the leader waits; it does the opposite.
@@ -160,6 +173,11 @@ class Pipeline:
         if self.unsettled.unlogged:
             self._log(thread)
         return True
+
+    def _give_back(self, thread: WorkerThread, entry: Entry) -> bool:
+        """The breaker of its type has opened since the claim."""
+        self.in_flight.mark_released([entry.claim])
+        return not self._ends_as_surplus(thread)
 
     def _begin(self, thread: WorkerThread, entry: Entry, handled: HandledType) -> Execution:
         claim = entry.claim

@@ -9,7 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from cmdbus.board.counters import Counter
 from cmdbus.board.slots import Slot
+from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.execution import Execution
@@ -45,11 +47,13 @@ class WorkerThread:
         slot: Slot,
         stopping: threading.Event,
         run: Callable[["WorkerThread"], None],
+        breakers: Breakers,
     ) -> None:
         self.number = number
         self.pid = os.getpid()
         self.connection = connection
         self.slot = slot
+        self.breakers = breakers
         self.thread = threading.Thread(
             target=run, args=(self,), name=f"worker-{number}", daemon=True
         )
@@ -87,6 +91,14 @@ class WorkerThread:
 
     def connect(self) -> Connection:
         return self.connection.connection(self._stopping)
+
+    def count_denied_call(self) -> None:
+        self.slot.counters.add(Counter.BREAKER_DENIED)
+
+    @property
+    def live_session(self) -> Connection | None:
+        """None if it is lost: to open another one may take long."""
+        return None if self.connection.lost() else self.connection.connection()
 
     def rename(self, domain: str) -> None:
         """Names the thread after the domain whose commands it runs, for readers of stacks."""

@@ -87,8 +87,8 @@ class SessionThread:
 
 
 class DepthGauge(SessionThread):
-    """The depths of queues, the age of the oldest snapshot, and the numbers of batches, of
-    processes, and of commands that no living node claims."""
+    """The depths of queues, the age of the oldest snapshot, the numbers of batches, of processes,
+    and of commands that no living node claims, and the states of breakers."""
 
     def __init__(
         self,
@@ -122,8 +122,10 @@ class DepthGauge(SessionThread):
                 batches = self._counts(connection, "count_batches", itemgetter(0))
                 processes = self._counts(connection, "count_processes", itemgetter(0, 1))
                 unreachable = self._counts(connection, "count_unreachable", itemgetter(0, 1, 2))
+                breakers = self._counts(connection, "count_breakers", itemgetter(0))
             depths = {(domain, state): count for domain, state, count in rows}
-            self._latest = Gauges(depths, oldest, batches, processes, unreachable)
+            counts = batches, processes, unreachable, breakers
+            self._latest = Gauges(depths, oldest, *counts)
             self._counted_at = time.monotonic()
         except (psycopg.Error, CmdbusError, OSError) as error:
             logger.debug("the depths of queues are not known: %s", error)

@@ -46,6 +46,7 @@ def render(view: BoardView, counters: CountersView, gauges: Gauges) -> str:
         "undead_processes": _one(view.undead),
         "oldest_snapshot_seconds": _one(gauges.oldest_snapshot),
         "managed_processes": _processes(gauges.processes),
+        "breaker_state": _by("name", dict(sorted((gauges.breakers or {}).items()))),
     }
     return "".join(_family(name, samples[name]) for name in _FAMILIES)
 
@@ -210,4 +211,10 @@ _FAMILIES = {
         "Processes of managers that are not over, by status; no samples while the database is "
         "away.",
     ),
+    "breaker_state": (
+        "gauge",
+        "State of a circuit breaker: 0 closed, 1 half-open, 2 open; no samples while the database "
+        "is away.",
+    ),
+    "breaker_denied_total": ("counter", "Executions and calls that an open breaker prevented."),
 }

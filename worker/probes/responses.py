@@ -33,6 +33,8 @@ class Gauges(NamedTuple):
     processes: Mapping[tuple[str, str], int] | None = None
     #: Commands that wait and that no living node claims, by domain, type and reason.
     unreachable: Mapping[tuple[str, str, str], int] | None = None
+    #: The states of circuit breakers, as the page of metrics numbers them.
+    breakers: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,11 @@ class Listening(Listener):
             return float("inf")
         return self._next_pause_at - now
 
+    def count_breaker_change(self) -> None:
+        """The states of breakers have changed, or may have: processes read them again."""
+        with self._counting:
+            self._board.breaker_changes += 1
+
     def _count_pause(self, now: float) -> None:
         self._next_pause_at = now + _NEXT_PAUSE_SECONDS
         with self._counting:
@@ -106,11 +111,15 @@ class Listening(Listener):
             # Notifications sent since the session before this one reached no session.
             with self._counting:
                 self._board.domain_pauses += 1
-        self.due_earlier.set()  # For the same reason.
+        # For the same reason; states may also have been read before the first session listened.
+        self.count_breaker_change()
+        self.due_earlier.set()
         self._node.steward_pipe.put()
 
     def heard(self, channels: set[str]) -> None:
         self._slot.counters.add(Counter.NOTIFICATION_WAKEUPS)
+        if any(channel.endswith("_breaker") for channel in channels):
+            self.count_breaker_change()  # Before a worker is woken because of it.
         if any(channel.endswith("_ready") for channel in channels):
             self._node.worker_pipe.put()
             self.ready.set()

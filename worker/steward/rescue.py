@@ -259,6 +259,10 @@ class RescueRound:
         attribution = attribute(seat, exit_record, read_stacks(self.stacks / str(seat.index)))
         rescued = rescue(connection, self.statements, self.registry, attribution)
         if rescued.sessions_ended:
+            if self.registry.breakers():
+                self.statements.execute(
+                    connection, "give_back_probes", {"claimer": seat.incarnation}
+                )
             name = "quarantine" if exit_record.quarantined else f"worker {seat.number}"
             logger.info("the commands of %s, pid %s: %s", name, seat.pid, rescued)
         return rescued

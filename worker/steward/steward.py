@@ -9,6 +9,7 @@ worker runs it among its own threads.
     TimerRound    promotes due commands, and wakes a worker for leases that have ended
     ScheduleRound sends the commands of schedules at their ticks
     BatchRound    ends batches that are over, and goes on with cancellations
+    BreakerRound  lets processes read the states of breakers while no session listens
     Arming        asks senders for notifications while a worker waits
 
 Each pass runs all rounds. A round that fails keeps no other one from running: all errors end in
@@ -39,6 +40,7 @@ from cmdbus.worker.claims.pools import session_settings
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.renewal import Renewal
 from cmdbus.worker.steward.batch_round import BatchRound
+from cmdbus.worker.steward.breaker_round import BreakerRound
 from cmdbus.worker.steward.listening import Listening
 from cmdbus.worker.steward.schedule_round import ScheduleRound
 from cmdbus.worker.steward.timer_round import TimerRound
@@ -100,6 +102,7 @@ class Steward:
         )
         self._schedules = ScheduleRound(statements, timers)
         self.batches = BatchRound(statements)
+        self._breakers = BreakerRound(self.listening, self.timers)
         self._rounds: list[Round] = []
         #: The monotonic time after which the current round is late; infinite between rounds.
         self.late_at = float("inf")
@@ -115,7 +118,8 @@ class Steward:
     def start(self, others: Sequence[Round] = ()) -> None:
         """`others` run in addition to the rounds that every node needs."""
         # Leases before the others: claims of the dead can wait longer than leases of the living.
-        rounds = self.timers.run, self._schedules.run, self.batches.run, self._arm
+        rounds: list[Round] = [self.timers.run, self._schedules.run, self.batches.run]
+        rounds += [self._breakers.run, self._arm]
         self._rounds = [self.listening.run_round, self._renew, *others, *rounds]
         self._board.disarm()
         self.threads[0].start()

@@ -73,7 +73,9 @@ GRANT SELECT ON
     {schema}.domain_event,
     {schema}.process, {schema}.managed_process, {schema}.process_step, {schema}.process_event,
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
-    {schema}.schedule, {schema}.schedule_declared, {schema}.schedule_added
+    {schema}.schedule, {schema}.schedule_declared, {schema}.schedule_added,
+    {schema}.breaker, {schema}.breaker_declared, {schema}.breaker_set, {schema}.breaker_probe,
+    {schema}.breaker_event
     TO {role};
 GRANT SELECT, UPDATE ON SEQUENCE
     {schema}.armed, {schema}.alarm, {schema}.patience, {schema}.longer_patience,
@@ -109,7 +111,9 @@ GRANT SELECT ON
     {schema}.domain_event, {schema}.batch, {schema}.batch_state,
     {schema}.process, {schema}.managed_process, {schema}.process_step, {schema}.process_event,
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
-    {schema}.schedule, {schema}.schedule_declared, {schema}.schedule_added
+    {schema}.schedule, {schema}.schedule_declared, {schema}.schedule_added,
+    {schema}.breaker, {schema}.breaker_declared, {schema}.breaker_set, {schema}.breaker_probe,
+    {schema}.breaker_event
     TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.cancel_limited,
@@ -118,6 +122,7 @@ GRANT EXECUTE ON FUNCTION
     {schema}.set_limit, {schema}.clear_limit,
     {schema}.add_schedule, {schema}.remove_schedule, {schema}.pause_schedule,
     {schema}.run_schedule,
+    {schema}.steer_breaker, {schema}.set_breaker, {schema}.clear_breaker,
     {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.batch_keys,
     {schema}.cancel_process, {schema}.retry_process, {schema}.signal_process,
     {schema}.wake, {schema}.notify, {schema}.domain_bit, {schema}.is_handled,
@@ -141,7 +146,9 @@ GRANT SELECT (domain, type, created_at, due_at) ON {schema}.limited TO {role};
 GRANT SELECT (domain, type, error_code, failed_at) ON {schema}.troubleshooting TO {role};
 GRANT SELECT ON
     {schema}.domain,
-    {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set
+    {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
+    {schema}.breaker, {schema}.breaker_declared, {schema}.breaker_set, {schema}.breaker_probe,
+    {schema}.breaker_event
     TO {role};
 GRANT SELECT (name, terms, app, paused, counts_from, next_tick, look_at, last_tick, last_command_id,
               left_out, left_out_at, last_error) ON {schema}.schedule TO {role};

@@ -27,6 +27,7 @@ WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
             ('{process,managed_process,process_step,process_event}', '{SELECT}'),
             ('{limit_in_force,limited_type,limit_declared,limit_set,limits}', '{SELECT}'),
             ('{schedule,schedule_declared,schedule_added}', '{SELECT}'),
+            ('{breaker,breaker_declared,breaker_event,breaker_probe,breaker_set}', '{SELECT}'),
             ('{ready_id_seq,scheduled_id_seq,event_id_seq,domain_event_id_seq,tally_id_seq}',
              '{SELECT}'),
             ('{armed,alarm,patience,longer_patience,turn_id_seq}', '{SELECT,UPDATE}')

@@ -9,6 +9,7 @@ SELECT {schema}.arm(
 LISTEN {channel}_ready;
 LISTEN {channel}_due;
 LISTEN {channel}_pause;
+LISTEN {channel}_breaker;
 
 -- name: read_timers
 -- Seconds until the first scheduled command is due, not positive while another session has locked
@@ -22,7 +23,7 @@ SELECT
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
     lease.others, lease.own,
     {schema}.suspect_waits(
-        %(types)s::text[], %(losses)s::smallint, %(priorities)s::smallint[]),
+        {schema}.let_through(%(types)s::text[]), %(losses)s::smallint, %(priorities)s::smallint[]),
     pg_notification_queue_usage(),
     pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - began.pages,
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
@@ -42,6 +43,11 @@ FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS page
         WHERE %(leases)s
     ) lease ON true,
     {schema}.next_expiry() expiry;
+
+-- name: suspect_waits
+-- Whether a suspect of these types waits, and no breaker keeps it.
+SELECT {schema}.suspect_waits(
+    {schema}.let_through(%(types)s::text[]), %(losses)s::smallint, %(priorities)s::smallint[]);
 
 -- name: find_first_due
 -- The key of the command that a promotion of one row takes, and its table.

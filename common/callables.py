@@ -1,0 +1,27 @@
+"""Functions that can be handlers. Pure."""
+
+import inspect
+
+
+def check_callable(function: object, what: str) -> None:
+    if not callable(function):
+        raise ValueError(f"{what} must be callable, not {function!r:.80}")
+    code = inspect.unwrap(function)
+    code = code if inspect.isroutine(code) else getattr(code, "func", code.__call__)
+    if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
+        raise ValueError(
+            f"{what}, {name_of(function)}, is async: handlers are ordinary functions; "
+            f"call asyncio.run() inside one if it must await something"
+        )
+    if inspect.isgeneratorfunction(code):
+        raise ValueError(f"{what}, {name_of(function)}, is a generator: return the result instead")
+    try:
+        inspect.signature(function).bind("command", "context")
+    except TypeError as error:
+        raise ValueError(f"{what} is called with (command, context): {error}") from None
+    except ValueError:
+        pass  # Some builtins have no signature.
+
+
+def name_of(function: object) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"

@@ -1,0 +1,43 @@
+-- Circuit breakers; see also 18_breakers.sql.
+
+-- name: read_breaker_states
+-- Of these breakers, with times in seconds: the cooldown, until probes are let through, since the
+-- latest change, and since the first failure on record.
+SELECT name::text, state, cooldown_seconds,
+    extract(epoch FROM retry_at - clock_timestamp())::double precision,
+    extract(epoch FROM clock_timestamp() - changed_at)::double precision,
+    extract(epoch FROM clock_timestamp() - failed_at[1])::double precision
+FROM {schema}.breaker
+WHERE name = ANY (%(names)s::text[]);
+
+-- name: read_breakers
+-- For each breaker: its state and what is in force, each declaration, the latest first, and what is
+-- set.
+SELECT name::text, 'in_force' AS kind, NULL AS app, changed_at AS at, NULL AS operator,
+    NULL AS reason, NULL::text[] AS counts, covers, failures, window_seconds, cooldown_seconds,
+    probes, state, cardinality(failed_at) AS on_record, retry_at,
+    (SELECT count(*) FROM {schema}.breaker_probe p WHERE p.breaker = b.name) AS probing
+FROM {schema}.breaker b
+UNION ALL
+SELECT name, 'declared', app, declared_at, NULL, NULL, counts, covers, failures, window_seconds,
+    cooldown_seconds, probes, NULL, NULL, NULL, NULL
+FROM {schema}.breaker_declared
+UNION ALL
+SELECT name, 'set', NULL, set_at, operator, reason, NULL, NULL, failures, window_seconds,
+    cooldown_seconds, probes, NULL, NULL, NULL, NULL
+FROM {schema}.breaker_set
+ORDER BY name, at DESC;
+
+-- name: read_breaker_audit
+SELECT at, kind, NULL AS attempt, NULL AS worker, operator, NULL AS code, message, details::text
+FROM {schema}.breaker_event WHERE breaker = %(name)s ORDER BY id;
+
+-- name: count_breakers
+-- The state of each: 0 is CLOSED, 1 HALF_OPEN, 2 OPEN.
+SELECT name::text, CASE state WHEN 'CLOSED' THEN 0 WHEN 'HALF_OPEN' THEN 1 ELSE 2 END
+FROM {schema}.breaker;
+
+-- name: find_breaker_of
+-- The breaker that keeps commands of this type from being claimed.
+SELECT name::text, state, retry_at FROM {schema}.breaker
+WHERE state <> 'CLOSED' AND %(type)s::text = ANY (covers);

@@ -1,0 +1,201 @@
+-- Declarations of breakers, and operators' changes.
+
+-- The latest declaration of each breaker.
+CREATE FUNCTION {schema}.latest_breakers() RETURNS SETOF {schema}.breaker_declared
+LANGUAGE sql STABLE
+AS $$
+    SELECT DISTINCT ON (d.name) d.*
+    FROM {schema}.breaker_declared d
+    ORDER BY d.name, d.declared_at DESC, d.app
+$$;
+
+-- Puts in force what is declared and set; states stay. A breaker that is not declared any longer is
+-- forgotten, and what an operator has set of it stays.
+CREATE FUNCTION {schema}.put_breakers_in_force() RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    -- In the order of names, as reports lock them.
+    PERFORM FROM {schema}.breaker b ORDER BY b.name FOR UPDATE;
+    PERFORM {schema}.tell_breaker(b, true)
+    FROM {schema}.breaker b
+    WHERE NOT EXISTS (SELECT FROM {schema}.breaker_declared d WHERE d.name = b.name);
+    DELETE FROM {schema}.breaker_probe p
+    WHERE NOT EXISTS (SELECT FROM {schema}.breaker_declared d WHERE d.name = p.breaker);
+    DELETE FROM {schema}.breaker b
+    WHERE NOT EXISTS (SELECT FROM {schema}.breaker_declared d WHERE d.name = b.name);
+    INSERT INTO {schema}.breaker AS b (
+        name, failures, window_seconds, cooldown_seconds, probes, covers)
+    SELECT l.name, coalesce(s.failures, l.failures), coalesce(s.window_seconds, l.window_seconds),
+        coalesce(s.cooldown_seconds, l.cooldown_seconds), coalesce(s.probes, l.probes),
+        ARRAY(SELECT DISTINCT c FROM {schema}.breaker_declared d, unnest(d.covers) c
+              WHERE d.name = l.name ORDER BY c)
+    FROM {schema}.latest_breakers() l
+    LEFT JOIN {schema}.breaker_set s ON s.name = l.name
+    ORDER BY l.name
+    ON CONFLICT (name) DO UPDATE SET
+        failures = EXCLUDED.failures, window_seconds = EXCLUDED.window_seconds,
+        cooldown_seconds = EXCLUDED.cooldown_seconds, probes = EXCLUDED.probes,
+        covers = EXCLUDED.covers
+    WHERE (b.failures, b.window_seconds, b.cooldown_seconds, b.probes, b.covers)
+        IS DISTINCT FROM (EXCLUDED.failures, EXCLUDED.window_seconds, EXCLUDED.cooldown_seconds,
+                          EXCLUDED.probes, EXCLUDED.covers);
+END
+$$;
+
+-- A declaration as JSON, without its name, app and time.
+CREATE FUNCTION {schema}.breaker_declaration(p_declared {schema}.breaker_declared) RETURNS jsonb
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT to_jsonb(p_declared) - '{name,app,declared_at}'::text[]
+$$;
+
+-- Makes p_breakers, an array of objects with the columns of breaker_declared, all that an app
+-- declares, as declare_limits does, and returns the same.
+CREATE FUNCTION {schema}.declare_breakers(
+    p_app text, p_breakers json, OUT name text, OUT before jsonb, OUT after jsonb
+) RETURNS SETOF record
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    earlier {schema}.breaker_declared[];
+BEGIN
+    IF json_array_length(p_breakers) = 0
+        AND NOT EXISTS (SELECT FROM {schema}.breaker_declared d WHERE d.app = p_app)
+    THEN
+        RETURN;
+    END IF;
+    LOCK TABLE {schema}.breaker_declared IN SHARE ROW EXCLUSIVE MODE;
+    earlier := ARRAY(SELECT d FROM {schema}.latest_breakers() d);
+    DELETE FROM {schema}.breaker_declared d WHERE d.app = p_app;
+    INSERT INTO {schema}.breaker_declared (
+        app, name, failures, window_seconds, cooldown_seconds, probes, counts, covers)
+    SELECT p_app, b.name, b.failures, b.window_seconds, b.cooldown_seconds, b.probes, b.counts,
+        b.covers
+    FROM json_populate_recordset(NULL::{schema}.breaker_declared, p_breakers) b;
+    PERFORM {schema}.put_breakers_in_force();
+    RETURN QUERY
+    SELECT e.name::text, {schema}.breaker_declaration(e), CASE WHEN l.name IS NOT NULL
+        THEN {schema}.breaker_declaration(l) END
+    FROM unnest(earlier) e
+    LEFT JOIN {schema}.latest_breakers() l ON l.name = e.name
+    WHERE (l.name IS NULL OR {schema}.breaker_declaration(e) <> {schema}.breaker_declaration(l))
+        AND {schema}.runs_any_of(e.covers)
+    ORDER BY e.name;
+END
+$$;
+
+-- Opens (OPEN), closes (CLOSED) or resets (RESET: closes, and forgets failures) a breaker, and
+-- leaves an event. With p_again it is the second try of its call, and does nothing if the first has
+-- left one. Returns NULL, or 'unknown' if no app declares such a breaker.
+CREATE FUNCTION {schema}.steer_breaker(
+    p_name text, p_to text, p_operator text, p_reason text,
+    p_call bigint DEFAULT NULL, p_again boolean DEFAULT false
+) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    found_breaker {schema}.breaker;
+BEGIN
+    SELECT b.* INTO found_breaker FROM {schema}.breaker b WHERE b.name = p_name FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN 'unknown';
+    END IF;
+    IF p_again AND {schema}.breaker_was_noted(p_name, p_call) THEN
+        RETURN NULL;
+    END IF;
+    IF p_to = 'OPEN' THEN
+        PERFORM {schema}.open_breaker(found_breaker, true);
+    ELSIF p_to = 'RESET' OR found_breaker.state <> 'CLOSED' THEN
+        PERFORM {schema}.close_breaker(found_breaker);
+    END IF;
+    PERFORM {schema}.note_breaker(
+        p_name, CASE p_to WHEN 'OPEN' THEN 'OPENED' ELSE p_to END,
+        json_build_object('before', found_breaker.state), p_operator, p_reason, p_call);
+    RETURN NULL;
+END
+$$;
+
+-- Whether a call has left its event.
+CREATE FUNCTION {schema}.breaker_was_noted(p_name text, p_call bigint) RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+    SELECT EXISTS (
+        SELECT FROM {schema}.breaker_event e WHERE e.breaker = p_name AND e.call = p_call)
+$$;
+
+-- The terms in force, as JSON; NULL: there is no such breaker.
+CREATE FUNCTION {schema}.breaker_terms(p_name text) RETURNS jsonb
+LANGUAGE sql STABLE
+AS $$
+    SELECT jsonb_build_object('failures', b.failures, 'window', b.window_seconds,
+        'cooldown', b.cooldown_seconds, 'probes', b.probes)
+    FROM {schema}.breaker b WHERE b.name = p_name
+$$;
+
+-- Sets those terms of a breaker that are given; records and repeats as steer_breaker, and returns
+-- the same.
+CREATE FUNCTION {schema}.set_breaker(
+    p_name text, p_operator text, p_reason text, p_failures integer DEFAULT NULL,
+    p_window_seconds double precision DEFAULT NULL,
+    p_cooldown_seconds double precision DEFAULT NULL, p_probes integer DEFAULT NULL,
+    p_call bigint DEFAULT NULL, p_again boolean DEFAULT false
+) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    before jsonb;
+BEGIN
+    LOCK TABLE {schema}.breaker_declared IN SHARE ROW EXCLUSIVE MODE;
+    before := {schema}.breaker_terms(p_name);
+    IF before IS NULL THEN
+        RETURN 'unknown';
+    END IF;
+    IF p_again AND {schema}.breaker_was_noted(p_name, p_call) THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO {schema}.breaker_set AS s (
+        name, failures, window_seconds, cooldown_seconds, probes, operator, reason)
+    VALUES (p_name, p_failures, p_window_seconds, p_cooldown_seconds, p_probes, p_operator, p_reason)
+    ON CONFLICT (name) DO UPDATE SET
+        failures = coalesce(EXCLUDED.failures, s.failures),
+        window_seconds = coalesce(EXCLUDED.window_seconds, s.window_seconds),
+        cooldown_seconds = coalesce(EXCLUDED.cooldown_seconds, s.cooldown_seconds),
+        probes = coalesce(EXCLUDED.probes, s.probes),
+        operator = EXCLUDED.operator, reason = EXCLUDED.reason, set_at = clock_timestamp();
+    PERFORM {schema}.put_breakers_in_force();
+    PERFORM {schema}.note_breaker(
+        p_name, 'SET', json_build_object('before', before, 'after', {schema}.breaker_terms(p_name)),
+        p_operator, p_reason, p_call);
+    RETURN NULL;
+END
+$$;
+
+-- Removes what is set of a breaker: what is declared holds again. Records and repeats as
+-- steer_breaker. Returns NULL, or 'unset' if nothing was set.
+CREATE FUNCTION {schema}.clear_breaker(
+    p_name text, p_operator text, p_reason text,
+    p_call bigint DEFAULT NULL, p_again boolean DEFAULT false
+) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    before jsonb;
+BEGIN
+    LOCK TABLE {schema}.breaker_declared IN SHARE ROW EXCLUSIVE MODE;
+    IF p_again AND {schema}.breaker_was_noted(p_name, p_call) THEN
+        RETURN NULL;
+    END IF;
+    before := {schema}.breaker_terms(p_name);
+    DELETE FROM {schema}.breaker_set s WHERE s.name = p_name;
+    IF NOT FOUND THEN
+        RETURN 'unset';
+    END IF;
+    PERFORM {schema}.put_breakers_in_force();
+    PERFORM {schema}.note_breaker(
+        p_name, 'CLEARED',
+        json_build_object('before', before, 'after', {schema}.breaker_terms(p_name)),
+        p_operator, p_reason, p_call);
+    RETURN NULL;
+END
+$$;

@@ -1,0 +1,246 @@
+"""The operator's side of circuit breakers: their states, what apps declare, and the terms that
+operators set."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from cmdbus.breakers import COLUMNS, BreakerState, BreakerTerms, check_terms
+from cmdbus.checks import check_name, did_you_mean
+from cmdbus.database.pool import Connection
+from cmdbus.errors import InvalidOperationError
+from cmdbus.producer.arguments import NOT_GIVEN, check_remark
+from cmdbus.producer.connections import Connections
+from cmdbus.producer.records import AuditEvent
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredBreaker:
+    """What an app declares."""
+
+    app: str
+    declared_at: datetime
+    terms: BreakerTerms
+    #: Names of the exceptions that count as failures.
+    counts: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SetBreaker:
+    """What operators have set."""
+
+    #: Terms with their values; for all others the latest declaration holds.
+    values: dict[str, Any]
+    #: Of the latest change.
+    operator: str | None
+    reason: str | None
+    set_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerRecord:
+    """A circuit breaker as it is now."""
+
+    name: str
+    state: BreakerState
+    #: Since when.
+    changed_at: datetime
+    #: Failures on record while it is CLOSED.
+    failures: int
+    #: From when on probes are let through; None while it is CLOSED, and if an operator keeps it
+    #: open.
+    retry_at: datetime | None
+    #: Probes that are being made.
+    probing: int
+    #: The types that are bound to it, as "domain/type".
+    covers: list[str]
+    in_force: BreakerTerms
+    #: The latest first, which holds.
+    declared: list[DeclaredBreaker]
+    set: SetBreaker | None
+
+
+class BreakerOperations:
+    """`CommandBus.breakers`. Changes are recorded; see `audit`. Each raises InvalidOperationError
+    for a breaker that no app declares."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def list(self, *, connection: Connection | None = None) -> list[BreakerRecord]:
+        """Every breaker that is declared, by name."""
+        found = self._connections.rows(connection, "read_breakers", "monitor")
+        groups = groupby(map(_Row._make, found), key=attrgetter("name"))
+        records = (_record(name, list(rows)) for name, rows in groups)
+        return [record for record in records if record is not None]
+
+    def open(
+        self,
+        name: str,
+        *,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Opens the breaker `name`, until an operator closes or resets it: no probes are made.
+        Recorded with `operator` and `reason`."""
+        self._steer(connection, name, "OPEN", operator, reason)
+
+    def close(
+        self,
+        name: str,
+        *,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Closes the breaker `name`: calls are made again, and failures open it again. Recorded
+        with `operator` and `reason`."""
+        self._steer(connection, name, "CLOSED", operator, reason)
+
+    def reset(
+        self,
+        name: str,
+        *,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Closes the breaker `name`, and forgets the failures on record. Recorded with `operator`
+        and `reason`."""
+        self._steer(connection, name, "RESET", operator, reason)
+
+    def set(
+        self,
+        name: str,
+        *,
+        failures: int = NOT_GIVEN,
+        window: float = NOT_GIVEN,
+        cooldown: float = NOT_GIVEN,
+        probes: int = NOT_GIVEN,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Sets those terms that are given of the breaker `name`; they win over declared ones until
+        `clear`.
+
+        They are those of a Breaker: it opens at `failures` failures within `window` seconds, for
+        `cooldown` seconds, and then lets `probes` calls at a time through. Recorded with
+        `operator` and `reason`.
+        """
+        terms = {"failures": failures, "window": window, "cooldown": cooldown, "probes": probes}
+        given = {option: value for option, value in terms.items() if value is not NOT_GIVEN}
+        if not given:
+            raise ValueError(f"set needs at least one of {', '.join(terms)}")
+        checked = check_terms(check_name("breaker", name), given)
+        columns = {COLUMNS[option]: value for option, value in checked.items()}
+        values = {"name": name, **check_remark(operator, reason), **columns}
+        self._change(connection, "set_breaker", values)
+
+    def clear(
+        self,
+        name: str,
+        *,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Removes what is set of the breaker `name`: what apps declare holds again. Recorded with
+        `operator` and `reason`. Raises InvalidOperationError if nothing is set."""
+        values = {"name": check_name("breaker", name), **check_remark(operator, reason)}
+        self._change(connection, "clear_breaker", values)
+
+    def audit(self, name: str, *, connection: Connection | None = None) -> "list_[AuditEvent]":
+        """The latest 1000 changes of the breaker `name`, oldest first: OPENED, HALF_OPENED, CLOSED,
+        RESET, SET, CLEARED; the message is an operator's reason."""
+        values = {"name": check_name("breaker", name)}
+        return self._connections.records(
+            AuditEvent, connection, "read_breaker_audit", "monitor", **values
+        )
+
+    def _steer(
+        self,
+        connection: Connection | None,
+        name: str,
+        to: str,
+        operator: str | None,
+        reason: str | None,
+    ) -> None:
+        values = {"name": check_name("breaker", name), "to": to, **check_remark(operator, reason)}
+        self._change(connection, "steer_breaker", values)
+
+    def _change(self, connection: Connection | None, function: str, values: dict[str, Any]) -> None:
+        [refusal] = self._connections.row_once(connection, function, **values)
+        name = values["name"]
+        if refusal == "unknown":
+            names = [each.name for each in self.list(connection=connection)]
+            hint = did_you_mean(name, names) or "cmdbus breaker list shows those that are declared"
+            raise InvalidOperationError(f"no app declares a breaker {name!r}: {hint}")
+        if refusal == "unset":
+            raise InvalidOperationError(
+                f"nothing is set of the breaker {name}: cmdbus breaker list (bus.breakers.list()) "
+                f"shows what is"
+            )
+
+
+# BreakerOperations.list hides the type in its class.
+list_ = list
+
+
+class _Row(NamedTuple):
+    """Of read_breakers."""
+
+    name: str
+    kind: str
+    app: str
+    at: datetime
+    operator: str | None
+    reason: str | None
+    counts: list_[str]
+    covers: list_[str]
+    failures: int
+    window: float
+    cooldown: float
+    probes: int
+    state: str
+    on_record: int
+    retry_at: datetime | None
+    probing: int
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in COLUMNS}
+
+
+def _record(name: str, rows: Iterable[_Row]) -> BreakerRecord | None:
+    """None if it is not declared any longer, and only what was set is left."""
+    current, set_, declared = None, None, []
+    for row in rows:
+        at = row.at.astimezone(UTC)
+        match row.kind:
+            case "in_force":
+                current = row
+            case "declared":
+                terms = BreakerTerms(**row.terms)
+                declared.append(DeclaredBreaker(row.app, at, terms, row.counts))
+            case "set":
+                values = {name: value for name, value in row.terms.items() if value is not None}
+                set_ = SetBreaker(values, row.operator, row.reason, at)
+    if current is None:
+        return None
+    return BreakerRecord(
+        name=name,
+        state=BreakerState(current.state),
+        changed_at=current.at.astimezone(UTC),
+        failures=current.on_record,
+        retry_at=current.retry_at and current.retry_at.astimezone(UTC),
+        probing=current.probing,
+        covers=[each.replace(" ", "/") for each in current.covers],
+        in_force=BreakerTerms(**current.terms),
+        declared=declared,
+        set=set_,
+    )

@@ -1,0 +1,164 @@
+"""`cmdbus breaker`: circuit breakers that apps declare, their states, and what operators change."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cmdbus.supervisor.cli.options import audit_options, option
+from cmdbus.supervisor.cli.output import Shown, ago, audit_lines, state_text
+from cmdbus.supervisor.cli.session import UsageProblem, with_bus
+from cmdbus.supervisor.cli.values import seconds, whole
+
+if TYPE_CHECKING:
+    from cmdbus.producer.breakers import BreakerRecord
+    from cmdbus.producer.bus import CommandBus
+
+_named = click.argument("named", metavar="NAME")
+
+
+@click.group(help="Show circuit breakers, open and close them, and change their terms.")
+def breaker() -> None:
+    pass
+
+
+@breaker.command(
+    "list",
+    help="""Show every breaker: its state, its terms, what apps declare, what operators have set.
+
+    \b
+    Examples:
+      cmdbus breaker list
+      cmdbus breaker list --json | jq '.breakers[] | {name, state}'
+    """,
+)
+@with_bus
+def list_(bus: "CommandBus") -> Shown:
+    found = bus.breakers.list()
+    lines = chain.from_iterable(map(_lines, found))
+    return {"breakers": found}, lines if found else ["no breaker is declared"]
+
+
+@breaker.command(
+    "show",
+    help="""Show a breaker, and its latest changes.
+
+    \b
+    Examples:
+      cmdbus breaker show stripe
+    """,
+)
+@_named
+@with_bus
+def show_(bus: "CommandBus", named: str) -> Shown:
+    found = [record for record in bus.breakers.list() if record.name == named]
+    if not found:
+        raise click.ClickException(
+            f"no app declares a breaker {named!r}: cmdbus breaker list shows those that are "
+            f"declared"
+        )
+    audit = bus.breakers.audit(named)
+    return {**asdict(found[0]), "audit": audit}, chain(_lines(found[0]), audit_lines(audit))
+
+
+def _steering(verb: str, text: str, example: str) -> Callable[[Any], Any]:
+    help_ = f"{text}\n\n\b\nExamples:\n  cmdbus breaker {verb} {example}\n"
+
+    def wrap(command: Callable[..., Shown]) -> Any:
+        return breaker.command(verb, help=help_)(_named(audit_options(with_bus(command))))
+
+    return wrap
+
+
+@_steering(
+    "open",
+    "Let no calls through, until an operator closes or resets the breaker.",
+    'stripe --reason "maintenance"',
+)
+def open_(bus: "CommandBus", named: str, **remark: Any) -> Shown:
+    bus.breakers.open(named, **remark)
+    return _changed(bus, named)
+
+
+@_steering(
+    "close",
+    "Let calls through again; failures open the breaker again.",
+    'stripe --reason "it is back"',
+)
+def close(bus: "CommandBus", named: str, **remark: Any) -> Shown:
+    bus.breakers.close(named, **remark)
+    return _changed(bus, named)
+
+
+@_steering(
+    "reset",
+    "Let calls through again, and forget the failures on record.",
+    "stripe",
+)
+def reset(bus: "CommandBus", named: str, **remark: Any) -> Shown:
+    bus.breakers.reset(named, **remark)
+    return _changed(bus, named)
+
+
+@breaker.command(
+    "set",
+    help="""Set terms of a breaker; they hold until `clear`.
+
+    What is not given stays as it was set before, or as apps declare it.
+
+    \b
+    Examples:
+      cmdbus breaker set stripe --failures 20 --window 30s
+      cmdbus breaker set stripe --cooldown 5m --reason "they are slow to recover"
+    """,
+)
+@_named
+@option("--failures", metavar="N", parse=whole, help="Failures that open it.")
+@option("--window", metavar="TIME", parse=seconds, help="Time within which they count, like 60s.")
+@option("--cooldown", metavar="TIME", parse=seconds, help="Time until the first probe, like 30s.")
+@option("--probes", metavar="N", parse=whole, help="Calls that are let through at a time then.")
+@audit_options
+@with_bus
+def set_(bus: "CommandBus", named: str, operator: str, reason: str | None, **terms: Any) -> Shown:
+    given = {name: value for name, value in terms.items() if value is not None}
+    if not given:
+        raise UsageProblem("nothing is given to set: --failures, --window, --cooldown, --probes")
+    bus.breakers.set(named, **given, operator=operator, reason=reason)
+    return _changed(bus, named)
+
+
+@breaker.command(
+    help="""Remove what is set of a breaker: what apps declare holds again.
+
+    \b
+    Examples:
+      cmdbus breaker clear stripe
+    """,
+)
+@_named
+@audit_options
+@with_bus
+def clear(bus: "CommandBus", named: str, **remark: Any) -> Shown:
+    bus.breakers.clear(named, **remark)
+    return _changed(bus, named)
+
+
+def _changed(bus: "CommandBus", name: str) -> Shown:
+    [found] = [record for record in bus.breakers.list() if record.name == name]
+    return found, _lines(found)
+
+
+def _lines(record: "BreakerRecord") -> Iterator[str]:
+    yield f"{record.name}  {state_text(record)}"
+    covers = f", for {', '.join(record.covers)}" if record.covers else ""
+    yield f"  {record.in_force}{covers}"
+    for each in record.declared:
+        counts = f", counts {', '.join(each.counts)}"
+        yield f"  declared  {each.terms}{counts}  by {each.app}, {ago(each.declared_at)}"
+    if record.set is not None:
+        values = ", ".join(f"{name} {value:g}" for name, value in record.set.values.items())
+        reason = f": {record.set.reason}" if record.set.reason else ""
+        by = f"by {record.set.operator}, " if record.set.operator else ""
+        yield f"  set       {values}  {by}{ago(record.set.set_at)}{reason}"

@@ -1,0 +1,250 @@
+"""What a worker process knows of its registry's breakers, and what it reports of its calls.
+
+The states are in the database. A change of one raises a number on the board; while that is not the
+number that was read, the leader, housekeeping, and each thread before its next guarded call read
+the states again. While the database is away, what was read last holds.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import NamedTuple
+
+import psycopg
+
+from cmdbus.board.board import Board
+from cmdbus.breakers import Breaker, BreakerState, Verdict, deferral
+from cmdbus.clock import time
+from cmdbus.errors import BreakerOpenError
+from cmdbus.registry import HandlerRegistry
+from cmdbus.worker.breakers.reports import Report, Reports, as_json
+from cmdbus.worker.claims.claim import Claim, Connection, Fence, fence_of
+from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.claims.connections import PooledConnections
+
+#: Seconds until reports are written that found their breaker locked by another session.
+_LOCKED_SECONDS = 0.05
+#: Seconds until this process asks for a probe's place again after it got none.
+_REFUSED_SECONDS = 0.05
+#: Seconds to wait for a session of the pool's headroom.
+_SESSION_SECONDS = 2.0
+
+#: Yields a session for a short statement.
+OpenSession = Callable[[], AbstractContextManager[Connection]]
+
+
+class Seen(NamedTuple):
+    """The state of a breaker as it was read; times are monotonic."""
+
+    state: BreakerState
+    #: Seconds.
+    cooldown: float
+    #: From when on probes are let through; infinite while an operator keeps it open.
+    retry_at: float
+    changed_at: float
+    #: Of the first failure on record.
+    failed_at: float | None
+
+    @classmethod
+    def of(cls, row: Sequence[object], now: float) -> "Seen":
+        """From a row of read_breaker_states, without its name."""
+        state, cooldown, retry_in, changed_ago, failed_ago = row
+        assert isinstance(cooldown, float) and isinstance(changed_ago, float)
+        return cls(
+            BreakerState(str(state)),
+            cooldown,
+            now + retry_in if isinstance(retry_in, float) else float("inf"),
+            now - changed_ago,
+            now - failed_ago if isinstance(failed_ago, float) else None,
+        )
+
+    def deferral(self, now: float) -> float:
+        retry_in = None if self.retry_at == float("inf") else self.retry_at - now
+        return deferral(self.cooldown, retry_in, now - self.changed_at, random.random())
+
+
+class Breakers:
+    """Shared by all threads; what they read is replaced as a whole."""
+
+    def __init__(
+        self,
+        statements: ClaimStatements,
+        registry: HandlerRegistry,
+        board: Board,
+        source: PooledConnections,
+    ) -> None:
+        self._statements, self._registry = statements, registry
+        self._board, self._source = board, source
+        declared = registry.breakers()
+        self._names = [each.name for each in declared]
+        handled = set(statements.types)
+        #: The types of this process that are bound to each breaker, as "domain type".
+        self.types = {
+            each.name: types
+            for each in declared
+            if (types := [name for name in each.covers if name in handled])
+        }
+        #: The number on the board for which the states were read.
+        self._number = -1
+        #: Those that are not CLOSED.
+        self.open: dict[str, Seen] = {}
+        #: The types that are bound to these: they are not claimed.
+        self.kept_types: frozenset[str] = frozenset()
+        #: Those that have failures on record, and the time of the first one.
+        self._failing: dict[str, float] = {}
+        #: The latest success of each.
+        self._succeeded_at: dict[str, float] = {}
+        self._reports = Reports()
+        self._report_at = 0.0
+        #: Claims that were made as probes, and their numbers.
+        self._probes: dict[tuple[str, Fence], int] = {}
+        #: When the next place for a probe may be asked for.
+        self._take_at: dict[str, float] = {}
+
+    # The states.
+
+    @property
+    def is_stale(self) -> bool:
+        return bool(self._names) and self._board.breaker_changes != self._number
+
+    @property
+    def has_reports(self) -> bool:
+        return bool(self._reports)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something must be written or read."""
+        reports_due = bool(self._reports) and time.monotonic() >= self._report_at
+        return reports_due or self.is_stale
+
+    def attend(self, connection: Connection) -> None:
+        """Writes reports and reads the states. After an error, the next call tries again."""
+        if self._reports:
+            self._write(connection)
+            self.read(connection)
+        elif self.is_stale:
+            self.read(connection)
+
+    def read(self, connection: Connection) -> None:
+        # Before the states: one that changes meanwhile is read again.
+        number = self._board.breaker_changes
+        rows = self._statements.rows(connection, "read_breaker_states", names=self._names)
+        now = time.monotonic()
+        seen = {name: Seen.of(row, now) for name, *row in rows}
+        if number < self._number:
+            return  # Another thread has read later ones.
+        self.open = {n: s for n, s in seen.items() if s.state is not BreakerState.CLOSED}
+        kept = frozenset(name for each in self.open for name in self.types.get(each, ()))
+        if kept != self.kept_types:
+            self.kept_types = kept
+        self._failing = {n: s.failed_at for n, s in seen.items() if s.failed_at is not None}
+        self._number = number
+        for name, failed_at in self._failing.items():
+            succeeded_at = self._succeeded_at.get(name, float("-inf"))
+            if succeeded_at > failed_at:
+                self._reports.add(Report(name, Verdict.SUCCESS, succeeded_at))
+
+    def _write(self, connection: Connection) -> None:
+        reports = self._reports.take()
+        try:
+            text = as_json(reports, time.monotonic())
+            locked = self._statements.value(connection, "report_calls", reports=text)
+        except BaseException:
+            self._reports.put_back(reports)
+            raise
+        if locked:
+            self._reports.put_back(each for each in reports if each.breaker in locked)
+            self._report_at = time.monotonic() + _LOCKED_SECONDS
+
+    # Calls.
+
+    def find(self, name: str) -> Breaker:
+        """A ValueError if the registry does not declare it."""
+        return self._registry.find_breaker(name)
+
+    def admits(self, name: str, claim: Claim) -> bool:
+        """Whether the execution of a claim of a bound type may start."""
+        return name not in self.open or (name, fence_of(claim)) in self._probes
+
+    def enter(
+        self, name: str, claim: Claim, seconds: float, open_session: OpenSession
+    ) -> int | None:
+        """Lets a call of a command through, which takes at most these seconds; returns the number
+        of its probe, if it is one. Raises BreakerOpenError."""
+        if self.is_stale:
+            with suppress(psycopg.Error), open_session() as connection:
+                self.read(connection)
+        if name not in self.open:
+            return None
+        probe = self._probes.pop((name, fence_of(claim)), None)
+        if probe is None and self._may_ask(name):
+            with suppress(psycopg.Error), open_session() as connection:
+                probe = self._take_probe(connection, name, claim, seconds)
+        seen = self.open.get(name)
+        if probe is None and seen is not None:
+            raise BreakerOpenError(name, seen.deferral(time.monotonic()))
+        return probe
+
+    def ended(self, name: str, verdict: Verdict, probe: int | None) -> None:
+        """Takes the end of a call that was let through."""
+        now = time.monotonic()
+        if verdict is Verdict.SUCCESS:
+            self._succeeded_at[name] = now
+        counts = name not in self.open and (
+            verdict is Verdict.FAILURE or (verdict is Verdict.SUCCESS and name in self._failing)
+        )
+        if probe is None and not counts:
+            return
+        self._reports.add(Report(name, verdict, now, probe))
+        if verdict is Verdict.FAILURE:
+            self._failing.setdefault(name, now)
+
+    def _may_ask(self, name: str) -> bool:
+        now = time.monotonic()
+        if now < self.open[name].retry_at or now < self._take_at.get(name, 0.0):
+            return False
+        self._take_at[name] = now + _REFUSED_SECONDS
+        return True
+
+    def _take_probe(
+        self, connection: Connection, name: str, claim: Claim, seconds: float
+    ) -> int | None:
+        probe: int | None = self._statements.value(
+            connection,
+            "take_probe",
+            name=name,
+            claimer=self._statements.incarnation,
+            domain=claim.domain,
+            priority=claim.priority,
+            id=claim.id,
+            token=claim.token,
+            seconds=seconds + self._statements.lease_seconds,
+        )
+        if probe is None:
+            self.read(connection)  # It may be closed.
+        return probe
+
+    @contextmanager
+    def session(self) -> Iterator[Connection]:
+        """One of the pool's headroom."""
+        connection = self._source.get(_SESSION_SECONDS)
+        try:
+            yield connection
+        finally:
+            self._source.put(connection)
+
+    # Claims that are probes.
+
+    def claimed(self, name: str, claims: Sequence[Claim], probes: Sequence[int]) -> None:
+        for claim, probe in zip(claims, probes, strict=True):
+            self._probes[name, fence_of(claim)] = probe
+
+    def give_back(self, name: str, claim: Claim) -> None:
+        """After the execution: the place is free, if the handler was not called."""
+        probe = self._probes.pop((name, fence_of(claim)), None)
+        if probe is not None:
+            self._reports.add(Report(name, Verdict.NOTHING, time.monotonic(), probe))
+
+    def forget_all_but(self, known: "set[Fence]") -> None:
+        """Forgets the probes of claims that were released."""
+        self._probes = {key: n for key, n in self._probes.items() if key[1] in known}

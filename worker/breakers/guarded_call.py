@@ -1,0 +1,73 @@
+"""One call to another system, inside `with context.breaker(name)`."""
+
+from collections.abc import MutableMapping
+from contextlib import AbstractContextManager
+from threading import get_ident
+from types import TracebackType
+from typing import Protocol
+
+from cmdbus.breakers import Verdict
+from cmdbus.errors import BreakerOpenError
+from cmdbus.worker.breakers.breakers import Breakers
+from cmdbus.worker.claims.claim import Claim, Connection
+
+
+class Caller(Protocol):
+    """The execution of a command: see Execution."""
+
+    claim: Claim
+
+    def seconds_left(self) -> float: ...
+    def short_session(self) -> AbstractContextManager[Connection]: ...
+    def is_cut_off(self, error: BaseException, /) -> bool: ...
+    def count_denied_call(self) -> None: ...
+
+
+#: The calls of an execution that are being made, by breaker and thread.
+Calls = MutableMapping[tuple[str, int], "GuardedCall"]
+
+
+class GuardedCall:
+    """A call inside another one of the same breaker and thread is a part of that."""
+
+    def __init__(self, breakers: Breakers, name: str, caller: Caller, calls: Calls) -> None:
+        self._breakers, self._breaker = breakers, breakers.find(name)
+        self._caller, self._calls = caller, calls
+        self._key = name, get_ident()
+        self._probe: int | None = None
+        self._is_inner = False
+
+    def __enter__(self) -> None:
+        self._is_inner = self._key in self._calls
+        if not self._is_inner:
+            caller = self._caller
+            try:
+                self._probe = self._breakers.enter(
+                    self._breaker.name, caller.claim, caller.seconds_left(), caller.short_session
+                )
+            except BreakerOpenError:
+                caller.count_denied_call()
+                raise
+            self._calls[self._key] = self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_inner:
+            return
+        if error is not None and self._caller.is_cut_off(error):
+            self._end(Verdict.NOTHING)
+        else:
+            self._end(self._breaker.verdict(error))
+
+    def timed_out(self) -> None:
+        """Called by another thread: the command has timed out meanwhile."""
+        self._end(self._breaker.verdict(TimeoutError()))
+
+    def _end(self, verdict: Verdict) -> None:
+        # Only the first of two threads finds it.
+        if self._calls.pop(self._key, None) is not None:
+            self._breakers.ended(self._breaker.name, verdict, self._probe)

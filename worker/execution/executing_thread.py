@@ -1,0 +1,31 @@
+"""What an execution knows of its thread, and of the type of its command."""
+
+from typing import Protocol, TypeVar
+
+from cmdbus.registry import Handler
+from cmdbus.worker.breakers.breakers import Breakers
+from cmdbus.worker.claims.claim import Connection
+
+Work = TypeVar("Work", contravariant=True)
+
+
+class Handled(Protocol):
+    """What applies to all commands of a type: see HandledType."""
+
+    handler: Handler
+    max_attempts: int
+    timeout: float
+
+
+class ExecutingThread(Protocol[Work]):
+    """The thread that an execution runs in: see WorkerThread."""
+
+    #: That of the worker; the handler may fork.
+    pid: int
+    breakers: Breakers
+
+    @property
+    def live_session(self) -> Connection | None: ...
+    def connect(self) -> Connection: ...
+    def extend(self, work: Work, seconds: float, /) -> None: ...
+    def count_denied_call(self) -> None: ...
