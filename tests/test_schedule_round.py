@@ -1,70 +1,28 @@
 """Stewards send a command at each tick of a schedule, once."""
 
 import sys
-import threading
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 import psycopg
 import pytest
 from eventually import eventually
 from handlers import do_nothing, handling, kinds, running
 from queries import rows, scalar
+from schedule_rounds import HOUR, due, hours_ago, only, round_of, run_to_the_end, ticks
 
-from cmdbus import CommandBus, ScheduleRecord
-from cmdbus.failpoints import AFTER_TICK, BEFORE_TICK, set_failpoint_action
+from cmdbus import CommandBus
+from cmdbus.database.statements import statement
 from cmdbus.ticks import command_id, due_time
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.steward.schedule_round import ScheduleRound
 from cmdbus.worker.waiting.timers import Timers
 
-HOUR = timedelta(hours=1)
 #: Seconds from the latest tick to its command.
 LATE = """
 SELECT extract(epoch FROM c.created_at - s.last_tick)
 FROM cmdbus.schedule s JOIN cmdbus.command c ON c.command_id = s.last_command_id
 """
-
-
-def round_of() -> ScheduleRound:
-    """A node's, which does not know of any tick."""
-    statements = ClaimStatements("cmdbus", 30)
-    timers = Timers(statements, ["payments"], ["payments Debit"])
-    timers.ticks_at = 0.0
-    return ScheduleRound(statements, timers)
-
-
-def run_to_the_end(each: ScheduleRound, connection: psycopg.Connection) -> None:
-    """Until nothing is due; other nodes may hold what is."""
-    eventually(lambda: each.run(connection) > 1, timeout=20)
-
-
-def due(connection: psycopg.Connection, name: str, first: datetime) -> None:
-    """Sets the next tick of a schedule."""
-    connection.execute(
-        "UPDATE cmdbus.schedule SET next_tick = %s, look_at = %s WHERE name = %s",
-        (first, first, name),
-    )
-
-
-def only(bus: CommandBus) -> ScheduleRecord:
-    [record] = bus.schedules.list()
-    return record
-
-
-def ticks(dsn: str) -> list[tuple[Any, ...]]:
-    """Of the commands that were sent: name and time."""
-    found = rows(
-        dsn,
-        "SELECT e.details ->> 'schedule', (e.details ->> 'tick')::timestamptz"
-        " FROM cmdbus.event e WHERE e.kind = 'SENT_BY_SCHEDULE' ORDER BY 2",
-    )
-    return [(name, tick.astimezone(UTC)) for name, tick in found]
-
-
-def hours_ago(count: int) -> datetime:
-    return datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - count * HOUR
 
 
 def test_a_tick_sends_one_command_and_the_next_one_waits(
@@ -240,77 +198,6 @@ def test_a_node_without_cronsim_leaves_cron_lines_to_others(
     assert sorted(name for name, _ in ticks(dsn)) == ["cron", "every"]
 
 
-def test_many_nodes_send_each_tick_once(dsn: str, bus: CommandBus) -> None:
-    """Hundreds of ticks, while all nodes try each at the same moment."""
-    names = [f"s{n}" for n in range(4)]
-    for name in names:
-        bus.schedules.add(name, "payments", "Debit", every="1h", missed="all")
-    together = threading.Barrier(4)
-    errors: list[BaseException] = []
-
-    def node() -> None:
-        try:
-            with psycopg.connect(dsn, autocommit=True) as connection:
-                this = round_of()
-                for step in range(28, 0, -1):
-                    together.wait(20)
-                    due(connection, names[step % 4], hours_ago(step % 7))
-                    this._timers.ticks_at = 0.0
-                    run_to_the_end(this, connection)
-        except BaseException as error:
-            errors.append(error)
-            together.abort()
-
-    threads = [threading.Thread(target=node) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(40)
-    assert not errors, errors
-    found = ticks(dsn)
-    assert len(found) == len(set(found)) == len(bus.query(limit=1000))
-    assert {tick for _, tick in found} == {hours_ago(n) for n in range(7)}
-
-
-@pytest.mark.parametrize("point", [BEFORE_TICK, AFTER_TICK])
-def test_a_node_that_dies_at_a_tick_neither_loses_nor_doubles_it(
-    dsn: str, bus: CommandBus, connection: psycopg.Connection, point: str
-) -> None:
-    bus.schedules.add("hourly", "payments", "Debit", every="1h")
-    round_of().run(connection)
-    due(connection, "hourly", hours_ago(0))
-
-    def die(reached: str) -> None:
-        if reached == point:
-            raise SystemExit
-
-    set_failpoint_action(die)
-    try:
-        with pytest.raises(SystemExit):
-            round_of().run(connection)
-    finally:
-        set_failpoint_action(None)
-    assert len(bus.query()) == (point == AFTER_TICK)
-    round_of().run(connection)
-    assert ticks(dsn) == [("hourly", hours_ago(0))]
-
-
-def test_a_tick_waits_for_no_session_that_has_locked_its_schedule(
-    dsn: str, bus: CommandBus, connection: psycopg.Connection
-) -> None:
-    for name in ("a", "b"):
-        bus.schedules.add(name, "payments", "Debit", every="1h")
-    round_of().run(connection)
-    for name in ("a", "b"):
-        due(connection, name, hours_ago(0))
-    with psycopg.connect(dsn) as other:
-        other.execute("SELECT FROM cmdbus.schedule WHERE name = 'a' FOR UPDATE")
-        assert round_of().run(connection) < 0.1
-        assert ticks(dsn) == [("b", hours_ago(0))]
-    round_of().run(connection)
-    assert len(ticks(dsn)) == 2
-
-
 def test_a_worker_that_waits_learns_of_a_new_schedule_and_sends_its_ticks(
     dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:
@@ -348,3 +235,19 @@ def test_without_schedules_a_steward_sends_no_statement_for_them(
     assert timers.ticks_at == float("inf")
     connection.close()
     assert ScheduleRound(statements, timers).run(connection) == float("inf")
+
+
+def test_the_first_of_thousands_is_found_by_an_index(connection: psycopg.Connection) -> None:
+    connection.execute(
+        "INSERT INTO cmdbus.schedule (name, terms, data, next_tick, look_at)"
+        " SELECT 's' || n, ROW('payments', 'Debit', NULL, 60, 'UTC', 'one', 0, 5, NULL, NULL)"
+        "::cmdbus.schedule_columns, 'null', now() + n * interval '1 s', now() + n * interval '1 s'"
+        " FROM generate_series(1, 5000) n"
+    )
+    values = {"skipped": ["s1"], "reads_cron": True, "count": 100}
+    explain = b"EXPLAIN " + statement("read_due_schedules", "cmdbus")
+    plan = [line for (line,) in connection.execute(explain, values).fetchall()]
+    assert any("schedule_by_look_at" in line for line in plan), plan
+    timers = Timers(ClaimStatements("cmdbus", 30), ["payments"], ["payments Debit"])
+    timers.promote_and_read(connection, leases=False)
+    assert timers.seen.ticks == pytest.approx(1.0, abs=0.9)
