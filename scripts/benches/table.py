@@ -12,6 +12,7 @@ from benches.limiting import fair, keyed, limited_idle, limited_latency, ordered
 from benches.managing import process
 from benches.peers.comparing import MEASURES as PEER_MEASURES
 from benches.peers.comparing import PEERS, peers
+from benches.selecting import tag_idle
 from benches.sending import enqueue, enqueue_bulk, enqueue_concurrent
 from benches.waiting import call, idle, io, latency, mixed
 
@@ -64,6 +65,8 @@ ROWS = {
         Row("adaptive-io", adaptive_io, _RATE, 0.9),
         Row("adaptive-cpu", adaptive_cpu, _RATE, 0.9),
         Row("adaptive-mixed", adaptive_mixed, _RATE, 0.9),
+        Row("tag-idle", tag_idle, "statements/s", 10.0),
+        Row("tag-claim", tag_idle, _MS, 0.9),
         *(
             Row(f"{name}-{peer}", peers, _MS if name == "pickup" else _RATE)
             for peer in PEERS
