@@ -165,6 +165,8 @@ def template(databases: Databases) -> Iterator[str]:
     with databases.fresh() as name:
         install(databases.dsn_of(name))
         make_effects(databases.dsn_of(name))
+        # A session's start leaves a file of the catalog's cache, which every copy has then.
+        psycopg.connect(databases.dsn_of(name)).close()
         yield name
 
 

@@ -14,6 +14,8 @@ from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
 
 SECRET = "s3cr3t-Passw0rd"
+#: A database with the schema, to be copied.
+_INSTALLED = "installed"
 
 
 class Guarded:
@@ -29,6 +31,11 @@ class Guarded:
         rules.write_text("local all cmdbus peer map=cmdbus\nlocal all all scram-sha-256\n")
         self.execute(SQL("SELECT pg_reload_conf()"))
 
+    def install(self) -> None:
+        """What each role's database is a copy of: installing it again takes 100 ms."""
+        self.execute(SQL("CREATE DATABASE {}").format(Identifier(_INSTALLED)))
+        install(make_conninfo(self.embedded.dsn, dbname=_INSTALLED))
+
     def execute(self, query: SQL | Composed) -> None:
         """Also while the server is a standby, which the embedded server's DSN passes by."""
         anywhere = make_conninfo(self.embedded.dsn, target_session_attrs="any")
@@ -40,7 +47,8 @@ class Guarded:
         """A new role's DSN, with a new database's schema and these kinds of rights in it."""
         name = f"test_{uuid4().hex[:8]}"
         database, role = Identifier(name), Identifier(name)
-        self.execute(SQL("CREATE DATABASE {}").format(database))
+        copy = SQL("CREATE DATABASE {} TEMPLATE {}").format(database, Identifier(_INSTALLED))
+        self.execute(copy)
         create = "CREATE ROLE {} LOGIN PASSWORD '" + SECRET + "' " + options
         self.execute(SQL(create).format(role))
         try:
@@ -69,4 +77,5 @@ def guarded_server() -> Iterator[Guarded]:
     with own_server(settings=settings) as server:
         made = Guarded(server)
         made.start()
+        made.install()
         yield made
