@@ -78,7 +78,12 @@ def test_an_app_that_hangs_or_dies_while_it_is_imported_is_named(
             AWAY,
             "its check was killed by SIGALRM",
         ),
-        ("os.abort()", FATAL, "its check was killed by SIGABRT"),
+        # Without pytest's handler of crashes, which writes to the terminal.
+        (
+            "import faulthandler; faulthandler.disable(); os.abort()",
+            FATAL,
+            "its check was killed by SIGABRT",
+        ),
         ("os._exit(7)", FATAL, "its check exited with code 7"),
     ):
         app.write_text(APP + line + "\n")
