@@ -81,6 +81,7 @@ def test_failures_come_to_the_ends_that_were_expected(dsn: str) -> None:
     assert "20 (10.00 %)" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_transfers_keep_the_balances_while_what_runs_them_is_killed(dsn: str) -> None:
     """Workers, stewards and supervisors: each process ends, and no step is done twice."""
