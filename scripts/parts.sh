@@ -6,11 +6,12 @@ unset PYTHONDONTWRITEBYTECODE
 # The names of the parts that failed, and of what else did.
 failures=""
 
-# run_in_parts COMMAND...: COMMAND runs pytest with the arguments that it gets. Fleets and
-# processes under test mostly wait: the other tests run meanwhile.
+# run_in_parts COMMAND...: COMMAND runs pytest with the arguments that it gets. Fleets mostly wait:
+# the other tests run meanwhile. The parts take about the same time; if one ended long after the
+# others, it would use one of the processors.
 run_in_parts() {
-    local outputs place names=() pids=() pytest=("$@")
-    local fleets="fleet and not long" others="not process and not fleet and not long"
+    local outputs place names=() pids=() pytest=("$@") tests=$root/tests
+    local fleets="fleet and not long" others="not fleet and not long"
     # For the hundreds of processes that tests start, which keep no compiled file.
     "$venv/bin/python" -m compileall -q -x /test_ "$root"/{common,worker,supervisor,scripts,tests}
     outputs=$(mktemp -d)
@@ -20,12 +21,12 @@ run_in_parts() {
         names+=("$1")
         pids+=("$!")
     }
-    begin processes -m "process and not fleet and not long"
-    begin fleets -m "$fleets" "$root"/tests/test_fleet_[a-q]*.py
-    begin more-fleets -m "$fleets" --ignore-glob "$root/tests/test_fleet_[a-q]*.py" "$root/tests"
-    begin others -m "$others" "$root"/tests/test_[a-q]*.py
-    "${pytest[@]}" -m "$others" --ignore-glob "$root/tests/test_[a-q]*.py" "$root/tests" ||
-        failures+=" more-others"
+    begin fleets -m "$fleets" "$tests"/test_[a-e]*.py "$tests"/test_fleet_[a-l]*.py
+    begin more-fleets -m "$fleets" \
+        --ignore-glob "$tests/test_[a-e]*.py" --ignore-glob "$tests/test_fleet_[a-l]*.py" "$tests"
+    begin others-to-f -m "$others" "$tests"/test_[a-f]*.py
+    begin others-to-r -m "$others" "$tests"/test_[g-r]*.py
+    "${pytest[@]}" -m "$others" "$tests"/test_[s-z]*.py || failures+=" others-to-z"
     for place in "${!names[@]}"; do
         wait "${pids[place]}" || failures+=" ${names[place]}"
         say "${names[place]}"
