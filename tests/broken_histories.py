@@ -60,6 +60,10 @@ BROKEN: dict[str, dict[str, Change]] = {
         ),
         "it is not listed": waiting([]),
     },
+    "only-selected-instances-claim": {
+        "a type without its tag": change("rows", 0, type="Tagged"),
+        "a priority that is left to another": change("rows", 0, priority=10),
+    },
     "no-invention": {
         "it was never sent": drop("calls", 0),
         "more than were sent": change("rows", 0, index=1),

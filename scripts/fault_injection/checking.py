@@ -64,6 +64,7 @@ from fault_injection.process_checks import (
     steps_end_as_their_commands,
     what_was_done_is_undone_once,
 )
+from fault_injection.selection_checks import only_selected_instances_claim
 from fault_injection.tick_checks import (
     no_tick_is_missing,
     ticks_are_in_time,
@@ -158,6 +159,7 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("ordered commands run one after the other, as sent", order_is_kept),
     ("no more start in a time than a rate allows", rates_are_kept),
     ("no place and no turn is lost", no_place_is_lost),
+    ("only what has the tag, or claims the priority, runs it", only_selected_instances_claim),
     ("what expires never begins, and is canceled in time", what_expires_never_begins),
     ("a unique key has one holder at a time", unique_keys_have_one_holder),
     ("only the key of a holder is refused", only_held_keys_are_refused),

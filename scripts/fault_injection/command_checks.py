@@ -18,6 +18,7 @@ from fault_injection.grouping import (
 from fault_injection.handlers import UNHANDLED
 from fault_injection.history import Event, History
 from fault_injection.oddities import KEPT
+from fault_injection.selecting import TAGGED
 
 _SLACK_S = 0.05
 #: Seconds by which the difference of two of the server's times may be rounded.
@@ -27,6 +28,7 @@ _INNOCENT = ("LOST", "TIMEOUT", "CRASHED")
 _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
     **dict.fromkeys(("Noop", "Tx", "Io", "Long", "Grow", "Stuck"), (("COMPLETED", None),)),
     "Transient": (("COMPLETED", None), ("IN_TROUBLESHOOTING_QUEUE", "TRANSIENT")),
+    TAGGED: (("COMPLETED", None),),
     "Permanent": (("IN_TROUBLESHOOTING_QUEUE", "PERMANENT"),),
     "Rule": (("FAILED", "RULE"),),
     **dict.fromkeys(("Big", "LogHangs"), (("COMPLETED", None),)),

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from fault_injection.history import History, Mark, Move, Row
+from fault_injection.selecting import LAST, TAGGED
 
 #: The tables of commands that have ended, or wait for an operator.
 SETTLED = ("finished", "troubleshooting")
@@ -43,6 +44,11 @@ def entries(marks: Iterable[Mark]) -> list[Mark]:
 def is_of_process(row: Row) -> bool:
     """Sent for a process: by its steps, or to itself."""
     return row.process is not None or row.type.startswith("process:")
+
+
+def is_reserved(row: Row) -> bool:
+    """Only one instance claims it."""
+    return row.type == TAGGED or row.priority == LAST
 
 
 def completed_by_operators(history: History) -> set[str]:

@@ -31,6 +31,7 @@ from fault_injection.flows import Flow
 from fault_injection.lanes import register_lanes
 from fault_injection.oddities import ODDITIES
 from fault_injection.plan import ALL_DOMAINS
+from fault_injection.selecting import TAG, TAGGED
 from fault_injection.ticking import register_schedules
 
 DOMAIN, REPLIES = "storm", "replies"
@@ -62,6 +63,7 @@ def registry() -> HandlerRegistry:
         for type_, body in BODIES.items():
             timeout = _TIMEOUTS.get(type_)
             made.register(domain, type_, _marked(body), retry=RETRY, timeout=timeout)
+    made.register(DOMAIN, TAGGED, _marked(noop), retry=RETRY, tags={TAG})
     register_lanes(made, RETRY, _marked(does))
     register_schedules(made, RETRY, _marked(noop))
     made.register(REPLIES, "Reply", lambda command, context: None)

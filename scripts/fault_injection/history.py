@@ -40,6 +40,7 @@ class Row:
     status: str
     type: str
     domain: str = ""
+    priority: int = 5
     #: None of both for a reply.
     call: str | None = None
     index: int | None = None

@@ -90,7 +90,7 @@ def read_server(log: Path, since: Time) -> list[tuple[Time, str, str]]:
 
 
 _ROW = """
-SELECT command_id, '{table}', {status}, type, domain,
+SELECT command_id, '{table}', {status}, type, domain, priority,
     CASE WHEN pg_column_size(data) < 100000 THEN data ELSE json_build_object(
         'call', data -> 'call', 'index', data -> 'index', 'delay', data -> 'delay',
         'adds', data -> 'adds', 'does', data -> 'does',
@@ -205,7 +205,8 @@ def _names(record: Any) -> list[str]:
 
 
 def _row(*values: Any) -> Row:
-    command_id, table, status, type_, domain, data, code, attempts, most, losses, *rest = values
+    command_id, table, status, type_, domain, priority, data, code, *rest = values
+    attempts, most, losses, *rest = rest
     token, claimer, result, created_at, reply_to, batch, *held = rest
     key, unique_key, expires_at = held
     asked = data if isinstance(data, dict) else {}
@@ -215,6 +216,7 @@ def _row(*values: Any) -> Row:
         status=status,
         type=asked.get("does") or type_,
         domain=domain,
+        priority=priority,
         call=asked.get("call"),
         index=asked.get("index"),
         code=code,

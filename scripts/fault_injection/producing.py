@@ -26,6 +26,7 @@ from fault_injection.group_producing import KNOWN, GroupProducer, send_one, tran
 from fault_injection.handlers import DOMAIN, DOMAINS, UNHANDLED
 from fault_injection.journal import Journal
 from fault_injection.lane_producing import LaneProducer
+from fault_injection.selecting import TAGGED
 from fault_injection.steering import UNSURE
 from fault_injection.unique_producing import UniqueProducer
 
@@ -43,6 +44,7 @@ _WEIGHTS = {
     "rollback": 8,
     "delayed": 8,
     "cancel": 7,
+    "tagged": 6,
     "crowd": 0.15,
     "big": 1,
     "lane": 20,
@@ -97,6 +99,7 @@ class Producer:
             "rollback": self._rollback,
             "delayed": self._delayed,
             "cancel": self._cancel,
+            "tagged": self._tagged,
             "crowd": self._crowd,
             "big": self._big,
             "lane": self._send_in_lane,
@@ -149,6 +152,14 @@ class Producer:
         count = self._dice.randint(1, _BIG_AT_ONCE)
         requests = [self._drawing.of_type("Big", call, index) for index in range(count)]
         self._try(call, "big", requests, lambda: bus.send_many(requests))
+
+    def _tagged(self, bus: CommandBus, call: str) -> None:
+        """Of a type that needs a tag."""
+        requests = [
+            SendRequest(DOMAIN, TAGGED, {"call": call, "index": index})
+            for index in range(self._dice.randint(1, 5))
+        ]
+        self._try(call, "tagged", requests, lambda: bus.send_many(requests))
 
     def _delayed(self, bus: CommandBus, call: str) -> None:
         delay = round(self._dice.uniform(0.1, 4.0), 2)

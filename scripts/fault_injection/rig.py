@@ -31,6 +31,7 @@ from fault_injection.journal import Journal
 from fault_injection.plan import Plan
 from fault_injection.producers import Producers
 from fault_injection.proxy import Proxy
+from fault_injection.selecting import options_of
 from fault_injection.undoing import Undoing
 
 #: A password that the server does not ask for: it must not appear in any file.
@@ -90,7 +91,7 @@ class Rig:
             dsn=f"{self._way(number)} password={CANARY}",
             procs=options.procs,
             threads=options.threads,
-            options=[*options.arguments(), "--log-format", "json"],
+            options=[*options.arguments(), *options_of(number), "--log-format", "json"],
             environment={DIRECTORY: str(self.directory), NAME: name},
             prefix=self.hosts[number].prefix if self.hosts else (),
             prelude="from fault_injection.failpoints import activate; activate()",

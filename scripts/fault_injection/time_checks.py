@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from fault_injection.fleet_checks import STARTS
-from fault_injection.grouping import by_call, by_command, pid_of
+from fault_injection.grouping import by_call, by_command, is_reserved, pid_of
 from fault_injection.history import History, Move, Recovery
 
 #: Faults that keep a steward, or the worker whose claim it renews, from the database or a CPU.
@@ -52,7 +52,7 @@ _EXITED = re.compile(r"(?:worker \d+|quarantine), pid (\d+), (?:exited with|was 
 
 def leases_of_the_living_are_renewed(history: History) -> Iterator[str]:
     """The end of a lease needs a process that has exited, or one that was kept away."""
-    homes = _homes(history)
+    homes = instances_of(history)
     exits = {int(m[1]): line.at for line in history.lines if (m := _EXITED.match(line.message))}
     for move in history.moves:
         if move.what != "claim" or move.claimer_before is None:
@@ -69,7 +69,7 @@ def leases_of_the_living_are_renewed(history: History) -> Iterator[str]:
 
 def stops_lose_no_outcome(history: History) -> Iterator[str]:
     """A process that stopped by itself, within its drain, has settled what had returned."""
-    homes = _homes(history)
+    homes = instances_of(history)
     stops = {int(m[1]): line.at for line in history.lines if (m := _STOPPED.match(line.message))}
     claims = {(m.command_id, m.token): m.at for m in history.moves if m.what == "claim"}
     returns = defaultdict(list)
@@ -93,7 +93,7 @@ def stops_lose_no_outcome(history: History) -> Iterator[str]:
 
 def outages_are_over_in_time(history: History) -> Iterator[str]:
     """For workers and for producers, whatever the backlog is."""
-    homes = _homes(history)
+    homes = instances_of(history)
     claims = [
         (homes.get(pid_of(history.workers.get(move.claimer or 0, ""))), move.at)
         for move in history.moves
@@ -134,6 +134,8 @@ def calls_end_with_their_commands(history: History) -> Iterator[str]:
 def delayed_start_in_time(history: History) -> Iterator[str]:
     claimed = sorted(move.at for move in history.moves if move.what == "claim")
     waited = {move.command_id for move in history.moves if move.what == "limited+"}
+    # One instance may have others to run first.
+    waited |= {row.command_id for row in history.rows if is_reserved(row)}
     for id_, moves in by_command(history.moves).items():
         if id_ in waited:  # for a limit
             continue
@@ -161,11 +163,11 @@ def _late(history: History, moves: Sequence[Move], claimed: Sequence[float]) -> 
 def stewards_kept_away(history: History, began: float, ended: float) -> bool:
     return all(
         _kept_away(history, name, began, ended, _KEEPS_STEWARD_AWAY)
-        for name in set(_homes(history).values())
+        for name in set(instances_of(history).values())
     )
 
 
-def _homes(history: History) -> Mapping[int, str]:
+def instances_of(history: History) -> Mapping[int, str]:
     """The instances of workers, by pid."""
     return {
         int(match[2]): line.instance
