@@ -256,6 +256,10 @@ class Fleet(Supervisor):
         except AssertionError:
             raise AssertionError(f"after {within:g} s: {dict(seen)}") from None
 
+    def await_all_completed(self, ids: Sequence[UUID], within: float = 20.0) -> None:
+        """Whatever the number of their attempts."""
+        eventually(lambda: {status for status, _ in self.outcomes(ids)} == {"COMPLETED"}, within)
+
     def await_completed(self, ids: Sequence[UUID], within: float = 20.0) -> None:
         """Each with one attempt."""
         self.await_outcomes(ids, {("COMPLETED", 1): len(ids)}, within)

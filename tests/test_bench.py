@@ -41,6 +41,7 @@ MORE = {
     "ordered": {"ordered-of-bare"},
     "limited-idle": {"limited-claim"},
     "tag-idle": {"tag-claim"},
+    "breaker-idle": {"breaker-claim"},
     "instances": {"instances-bare", "instances-of-bare", "row-waits"},
 }
 
@@ -83,7 +84,7 @@ def test_a_time_is_better_the_shorter_it_is(dsn: str, name: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["limited-idle", *more("idle", "tag-idle")])
+@pytest.mark.parametrize("name", ["limited-idle", *more("idle", "tag-idle", "breaker-idle")])
 def test_an_idle_fleet_is_better_the_less_it_sends(dsn: str, name: str) -> None:
     line = the_line_of(name, dsn)
     assert line["unit"] == "statements/s"

@@ -9,6 +9,7 @@ import pytest
 from eventually import eventually, stays
 from handlers import Gate, await_rest, beside, found, kinds, running
 from other_side import LATER, OtherSide, bound_to, calling
+from proxy import Proxy
 from queries import end_listening_sessions, rows, scalar
 from test_breaker_states import end_cooldown, report
 
@@ -332,6 +333,42 @@ def test_a_change_that_no_session_heard_of_is_read_after_the_next_one_listens(
         made = len(other.calls)
         send(bus, count=3)
         stays(lambda: len(other.calls) == made, 0.2)
+
+
+def test_while_the_database_is_away_a_call_is_decided_by_what_was_seen_last(
+    dsn: str, bus: CommandBus, other: OtherSide
+) -> None:
+    """Soon, also where a cooldown has ended and a probe's place cannot be had."""
+    gates, decided = {name: Gate() for name in ("open", "closed")}, list[str]()
+    registry = HandlerRegistry()
+    for name in gates:
+        registry.breaker(Breaker(name, cooldown=0.3))
+
+    def call(command: Command, context: Context) -> None:
+        gates[command.data](command, context)
+        began = time.monotonic()
+        try:
+            with context.breaker(command.data):
+                decided.append(f"{command.data}: called")
+        except BreakerOpenError:
+            decided.append(f"{command.data}: denied")
+        assert time.monotonic() - began < 5
+
+    registry.register("payments", "Ask", call, retry=LATER)
+    with Proxy(dsn) as proxy, running(proxy.dsn, registry, concurrency=2):
+        eventually(lambda: len(bus.breakers.list()) == 2)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            report(connection, name="open", failed_ago=[0] * 5)
+        bus.send_many([SendRequest("payments", "Ask", name) for name in gates])
+        for gate in gates.values():
+            gate.wait_for(1)
+        eventually(lambda: scalar_of(dsn, "count(*) FILTER (WHERE retry_at < now())") == 1)
+        with proxy.away():
+            for gate in gates.values():
+                gate.open.set()
+            eventually(lambda: len(decided) == 2)
+            assert sorted(decided) == ["closed: called", "open: denied"]
+        eventually(lambda: len(bus.query(status="COMPLETED")) == 2, 20)
 
 
 def test_an_operator_keeps_it_open_until_one_closes_it(

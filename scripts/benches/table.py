@@ -8,6 +8,7 @@ from benches.adapting import adaptive_cpu, adaptive_io, adaptive_mixed
 from benches.comparison import Row
 from benches.draining import batch, bloat, bloat_batch, drain, drain_full, threads, tx
 from benches.growing import domains, instances, lease_look
+from benches.guarding import breaker_idle
 from benches.limiting import fair, keyed, limited_idle, limited_latency, ordered
 from benches.managing import process
 from benches.peers.comparing import MEASURES as PEER_MEASURES
@@ -62,6 +63,8 @@ ROWS = {
         Row("limited-latency", limited_latency, _MS, 0.67),
         Row("limited-idle", limited_idle, "statements/s", 10.0),
         Row("limited-claim", limited_idle, _MS, 0.9),
+        Row("breaker-idle", breaker_idle, "statements/s", 10.0),
+        Row("breaker-claim", breaker_idle, _MS, 0.9),
         Row("adaptive-io", adaptive_io, _RATE, 0.9),
         Row("adaptive-cpu", adaptive_cpu, _RATE, 0.9),
         Row("adaptive-mixed", adaptive_mixed, _RATE, 0.9),

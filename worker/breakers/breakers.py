@@ -176,6 +176,8 @@ class Breakers:
                 self.read(connection)
         if name not in self.open:
             return None
+        if not self._may_probe(name):
+            self.give_back(name, claim)  # Another probe has opened it again.
         probe = self._probes.pop((name, fence_of(claim)), None)
         if probe is None and self._may_ask(name):
             with suppress(psycopg.Error), open_session() as connection:
@@ -201,10 +203,14 @@ class Breakers:
 
     def _may_ask(self, name: str) -> bool:
         now = time.monotonic()
-        if now < self.open[name].retry_at or now < self._take_at.get(name, 0.0):
+        if not self._may_probe(name) or now < self._take_at.get(name, 0.0):
             return False
         self._take_at[name] = now + _REFUSED_SECONDS
         return True
+
+    def _may_probe(self, name: str) -> bool:
+        seen = self.open.get(name)
+        return seen is not None and time.monotonic() >= seen.retry_at
 
     def _take_probe(
         self, connection: Connection, name: str, claim: Claim, seconds: float
@@ -240,7 +246,7 @@ class Breakers:
             self._probes[name, fence_of(claim)] = probe
 
     def give_back(self, name: str, claim: Claim) -> None:
-        """After the execution: the place is free, if the handler was not called."""
+        """Frees its place, if its call was not made."""
         probe = self._probes.pop((name, fence_of(claim)), None)
         if probe is not None:
             self._reports.add(Report(name, Verdict.NOTHING, time.monotonic(), probe))

@@ -1,0 +1,52 @@
+"""What waits behind an open breaker is out of the way of other claims."""
+
+import psycopg
+import pytest
+from claiming import Claimer
+from handlers import running
+from other_side import OtherSide, bound_to
+from queries import scalar
+from test_breaker_states import STRIPE, declare, report
+from test_claim_plans import pages_read, send
+
+from cmdbus import CommandBus, SendRequest
+from cmdbus.clock import time
+
+WAITING = 20_000
+READ = "SELECT sum(idx_tup_fetch) + sum(seq_tup_read) FROM pg_stat_xact_user_tables"
+
+
+def test_claims_of_others_do_not_walk_over_what_waits_behind_an_open_breaker(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """But once a second."""
+    declare(connection, "worker:payments", STRIPE)
+    connection.execute("SELECT cmdbus.steer_breaker('stripe', 'OPEN', NULL, NULL)")
+    send(dsn, SendRequest("payments", "Charge"), WAITING)
+    before, began = pages_read(connection), time.monotonic()
+    with running(dsn, bound_to(OtherSide()), concurrency=1), CommandBus(dsn) as bus:
+        for _ in range(40):
+            bus.call("payments", "Noop")
+    walks = 3 + int(time.monotonic() - began)
+    assert scalar(connection, "SELECT count(*) FROM cmdbus.ready") == WAITING
+    assert pages_read(connection) - before < 40 * 150 + walks * WAITING * 1.2
+
+
+@pytest.mark.parametrize("analysed", ["never", "when it was empty"])
+def test_places_of_probes_are_counted_without_a_walk(
+    connection: psycopg.Connection, bus: CommandBus, claimer: Claimer, analysed: str
+) -> None:
+    declare(connection, "shop", {**STRIPE, "probes": 10})
+    if analysed != "never":
+        connection.execute("ANALYZE")
+    bus.send_many([SendRequest("payments", "Debit")] * WAITING)
+    report(connection, failed_ago=[0, 0, 0])
+    connection.execute("UPDATE cmdbus.breaker SET retry_at = clock_timestamp()")
+    take = "SELECT cmdbus.take_probe('stripe', %s, 'payments', 5::smallint, %s, %s, 60)"
+    for claim in claimer.claim(10):
+        values = claimer.incarnation, claim.id, claim.token
+        with connection.transaction():
+            read = scalar(connection, READ) or 0
+            assert scalar(connection, take, *values)
+            assert scalar(connection, READ) - read < 500
+    assert scalar(connection, take, claimer.incarnation, 1, 1) is None
