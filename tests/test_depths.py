@@ -11,7 +11,8 @@ from claiming import Claimer, ended
 from eventually import eventually
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
-from queries import rows
+from queries import rows, scalar
+from test_floors import ROWS_READ
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.errors import DatabaseUnavailableError
@@ -56,6 +57,16 @@ def test_commands_that_no_living_node_claims_are_counted_with_the_reason(
     with gauge(lambda: psycopg.connect(dsn, autocommit=True)) as asked:
         counts = eventually(lambda: asked.read().unreachable)
     assert counts == {("payments", "Render", "tags"): 3}
+
+
+def test_while_no_type_has_tags_no_row_is_read_for_that(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    with connection.transaction():
+        bus.send_many([SendRequest("payments", "Render")] * 100, connection=connection)
+        before = scalar(connection, ROWS_READ.format("xact_"))
+        assert connection.execute("SELECT FROM cmdbus.count_unreachable()").fetchall() == []
+        assert scalar(connection, ROWS_READ.format("xact_")) == before
 
 
 def test_depths_are_known_while_batches_cannot_be_counted(dsn: str, bus: CommandBus) -> None:
