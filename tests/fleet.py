@@ -49,6 +49,8 @@ class Fleet(Supervisor):
         #: Sessions of processes that were started; each supervisor has one.
         self._sessions: list[int] = []
         self._connection: psycopg.Connection | None = None
+        #: By DSN. Kept, as a test sends about ten times, and a session costs 10 ms.
+        self._buses: dict[str, CommandBus] = {}
 
     def start(self, *, stderr: int | None = None, shell: str = "") -> None:
         """`shell`: what a shell says before it becomes the supervisor, by exec "$@"."""
@@ -200,9 +202,14 @@ class Fleet(Supervisor):
     # What the database has.
 
     def send(self, type: str, count: int = 1, data: object = None, **more: Any) -> list[UUID]:
-        with CommandBus(self.dsn) as bus:
-            requests = [SendRequest("shop", type, data, **more) for _ in range(count)]
-            return bus.send_many(requests)
+        if self.dsn not in self._buses:
+            self._buses[self.dsn] = CommandBus(self.dsn)
+        requests = [SendRequest("shop", type, data, **more) for _ in range(count)]
+        return self._buses[self.dsn].send_many(requests)
+
+    def _close_buses(self) -> None:
+        while self._buses:
+            self._buses.popitem()[1].close()
 
     def start_gates(self, count: int) -> list[UUID]:
         """Commands that all run, until `open_gate`."""
@@ -296,6 +303,7 @@ class Fleet(Supervisor):
         assert not tracebacks, tracebacks
         others = [line for line in self._lines() if _event(line) is None]
         assert not [line for line in others if "Traceback" in line]
+        self._close_buses()
         if not alone:
             return
         sessions = (
@@ -313,6 +321,7 @@ class Fleet(Supervisor):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.close_board()
+        self._close_buses()
         self._disconnect()
 
 
