@@ -30,8 +30,7 @@ from queries import rows
 
 from cmdbus import Command, CommandBus, Context, InvalidOperationError, SendRequest, Timeouts
 from cmdbus.checks import MAX_SECONDS
-from cmdbus.worker import housekeeping
-from cmdbus.worker import worker as worker_module
+from cmdbus.worker import housekeeping, standalone
 from cmdbus.worker.claims.connections import ThreadConnection
 
 TOUCHES: dict[str, Function] = {
@@ -134,7 +133,7 @@ def test_a_thread_that_cannot_be_replaced_keeps_no_other_command_from_its_timeou
     dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The board has no slot for its successor: those of the threads that hang are taken."""
-    monkeypatch.setattr(worker_module, "SLOTS", 6)
+    monkeypatch.setattr(standalone, "SLOTS", 6)
     gate = Gate()
     with running(dsn, handling(gate, "Hang", retry=ONCE), concurrency=2, timeouts=LADDER):
         hung = bus.send_many([SendRequest("payments", "Hang")] * 3)

@@ -13,6 +13,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from eventually import eventually
+from fleet import make_effects
 from handlers import SOON, await_drained, connect, effects, handling, leave_effect, running
 from own_servers import own_server
 from psycopg.conninfo import make_conninfo
@@ -34,12 +35,13 @@ def server(memory: Path | None) -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def dsn(server: EmbeddedPostgres) -> str:
-    """A database of its own for each test."""
+    """A database of its own for each test, with the table of effects."""
     name = f"test_{uuid4().hex[:8]}"
     with connect(server.dsn) as admin:
         admin.execute(f"CREATE DATABASE {name}".encode())
     dsn = make_conninfo(server.dsn, dbname=name)
     install(dsn)
+    make_effects(dsn)
     return dsn
 
 
