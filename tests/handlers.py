@@ -53,8 +53,9 @@ def handling(
 def running(
     dsn: str | ConnectionPool, registry: HandlerRegistry, **options: Any
 ) -> Iterator[Worker]:
-    """Stopped at the end, and an error of its own is the test's."""
-    worker = Worker(dsn, registry, **options)
+    """Stopped at the end, and an error of its own is the test's. Two threads, as each has a
+    session, which costs 10 ms."""
+    worker = Worker(dsn, registry, **{"concurrency": 2, **options})
     errors: list[BaseException] = []
 
     def run() -> None:

@@ -106,7 +106,10 @@ def test_each_command_runs_once_whatever_limits_change_meanwhile(
 ) -> None:
     chance, ids, ran = random.Random(seed), list[UUID](), list[UUID]()
     registry = handling(lambda command, context: ran.append(command.command_id))
-    with running(dsn, registry, name="a"), running(dsn, registry, name="b"):
+    with (
+        running(dsn, registry, name="a", concurrency=4),
+        running(dsn, registry, name="b", concurrency=4),
+    ):
         for _ in range(_CHANGES):
             ids += bus.send_many(
                 SendRequest(

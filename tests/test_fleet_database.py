@@ -134,7 +134,7 @@ def test_no_command_completes_without_its_effect_after_a_restore_to_an_earlier_p
     registry, gate, other = HandlerRegistry(), Gate(), ClaimStatements("cmdbus", 30)
     registry.register("shop", "Gate", gate)
     registry.register("shop", "Debit", leave_own_effect)
-    with running(own.dsn, registry, name="survivor") as worker:
+    with running(own.dsn, registry, name="survivor", concurrency=4) as worker:
         with CommandBus(own.dsn) as bus:
             bus.send_many([SendRequest("shop", "Gate")] * 4)
             gate.wait_for(4)

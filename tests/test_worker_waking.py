@@ -103,7 +103,10 @@ def test_an_idle_worker_is_woken_once_by_a_send_and_asks_nothing_meanwhile(
 ) -> None:
     """All that was sent at once is claimed before it waits again, and one claim finds nothing.
     While it waits it neither asks the database anything nor uses its CPU."""
-    with running(dsn, handling(), poll_interval=60) as worker, connect(dsn) as watcher:
+    with (
+        running(dsn, handling(), poll_interval=60, concurrency=4) as worker,
+        connect(dsn) as watcher,
+    ):
         quiet = Quiet(watcher)
         quiet()
         for _ in range(3):
