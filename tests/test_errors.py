@@ -32,6 +32,7 @@ ARGUMENTS = {
     "state": "PENDING",
     "timeout": 1.0,
     "type": "Debit",
+    "name": "gateway",
     "unique": "report",
     "present": "shop.debit",
     "hint": ": choose another one",
