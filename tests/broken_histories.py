@@ -225,6 +225,7 @@ BROKEN: dict[str, dict[str, Change]] = {
         "again too soon by a little": change("moves", 3, due_at=103.44),
         "delayed too little": change("moves", 8, due_at=102.0),
     },
+    "probes-are-never-exceeded": {"one more": change("probes", 1, held=3)},
     "ticks-are-sent-once": {
         "a tick twice": add("ticks", 0, command_id="tick2"),
         "a command is gone": change("ticks", 0, command_id="nowhere"),

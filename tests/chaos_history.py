@@ -15,6 +15,7 @@ from fault_injection.history import (
     Line,
     Mark,
     Move,
+    Probe,
     Process,
     Recovery,
     Row,
@@ -146,6 +147,10 @@ GOOD = History(
         Tick(schedule="often", at=102.0, command_id="tick2", sent_at=102.03),
     ],
     paused_at=102.5,
+    probes=[
+        Probe(at=103.0, breaker="side", held=1, most=2),
+        Probe(at=103.1, breaker="side", held=2, most=2),
+    ],
     batches=[
         Batch(
             batch_id="b1",

@@ -265,12 +265,13 @@ def test_a_bus_survives_a_short_run(dsn: str) -> None:
         ("closings", CALM, "batches-end-once", " and has sent (0, 0) commands"),
         ("places", CALM, "places-are-never-exceeded", " were claimed, and "),
         ("turns", CALM, "no-loss", " has not ended: it is in limited"),
+        ("probes", CALM, "probes-are-never-exceeded", " probes through at "),
         ("ticks", CALM, "no-tick-is-missing", " has sent nothing from "),
         ("deadlines", CALM, "nothing-is-undone-too-early", " was sent before command "),
     ],
     ids=[
         *("fence", "losses", "renewals", "stops", "tally"),
-        *("closings", "places", "turns", "ticks", "deadlines"),
+        *("closings", "places", "turns", "probes", "ticks", "deadlines"),
     ],
 )
 def test_a_bus_with_a_defect_does_not_pass(
@@ -283,7 +284,8 @@ def test_a_bus_with_a_defect_does_not_pass(
     settled, and their claims are released when their workers stop. Without the tally, batches miss
     some of their commands, without closings they do not say that they are over, and deadlines that
     cancel nothing let processes undo what goes on. Without places more run at once than limits
-    allow, without turns no claim looks where one is free, and without ticks some are left out."""
+    allow, without turns no claim looks where one is free, more probes than breakers allow are let
+    through, and without ticks some are left out."""
     for _ in range(3):  # on a busy machine the faults may hit an instance that holds nothing
         done = run("chaos", *faults, "--dsn", dsn, "--sabotage", sabotage, "--json")
         if done.returncode != 0:

@@ -204,8 +204,8 @@ def test_each_sentence_that_a_check_can_say_is_planted() -> None:
     passed: set[tuple[str, int]] = set()
     wanted: dict[tuple[str, int], str] = {}
     rooms = (
-        *("batch", "call", "command", "expiry", "fleet", "lane", "process", "tick", "time"),
-        "unique",
+        *("batch", "call", "command", "expiry", "fleet", "lane", "probe", "process", "tick"),
+        *("time", "unique"),
     )
     for name in (f"{room}_checks" for room in rooms):
         path = str(SCRIPTS / "fault_injection" / f"{name}.py")

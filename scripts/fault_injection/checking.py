@@ -53,6 +53,7 @@ from fault_injection.lane_checks import (
     places_are_never_exceeded,
     rates_are_kept,
 )
+from fault_injection.probe_checks import probes_are_never_exceeded
 from fault_injection.process_checks import (
     deadlines_fire_in_time,
     nothing_is_undone_too_early,
@@ -155,6 +156,7 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("no tick of a schedule is sent twice", ticks_are_sent_once),
     ("no tick of a schedule is missing", no_tick_is_missing),
     ("ticks are sent in time while a steward lives", ticks_are_in_time),
+    ("no more probes of a breaker than its terms say", probes_are_never_exceeded),
     ("no more run at once than a limit allows", places_are_never_exceeded),
     ("ordered commands run one after the other, as sent", order_is_kept),
     ("no more start in a time than a rate allows", rates_are_kept),

@@ -29,6 +29,9 @@ _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
     **dict.fromkeys(("Noop", "Tx", "Io", "Long", "Grow", "Stuck"), (("COMPLETED", None),)),
     "Transient": (("COMPLETED", None), ("IN_TROUBLESHOOTING_QUEUE", "TRANSIENT")),
     TAGGED: (("COMPLETED", None),),
+    **dict.fromkeys(
+        ("Bound", "Inside"), (("COMPLETED", None), ("IN_TROUBLESHOOTING_QUEUE", "DOWN"))
+    ),
     "Permanent": (("IN_TROUBLESHOOTING_QUEUE", "PERMANENT"),),
     "Rule": (("FAILED", "RULE"),),
     **dict.fromkeys(("Big", "LogHangs"), (("COMPLETED", None),)),

@@ -28,6 +28,7 @@ from cmdbus import (
 )
 from fault_injection.failpoints import DIRECTORY, NAME
 from fault_injection.flows import Flow
+from fault_injection.guarding import register_guarded
 from fault_injection.lanes import register_lanes
 from fault_injection.oddities import ODDITIES
 from fault_injection.plan import ALL_DOMAINS
@@ -66,6 +67,7 @@ def registry() -> HandlerRegistry:
     made.register(DOMAIN, TAGGED, _marked(noop), retry=RETRY, tags={TAG})
     register_lanes(made, RETRY, _marked(does))
     register_schedules(made, RETRY, _marked(noop))
+    register_guarded(made, RETRY, _marked)
     made.register(REPLIES, "Reply", lambda command, context: None)
     made.register_process(Flow(RETRY))
     return made

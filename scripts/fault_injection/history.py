@@ -130,6 +130,16 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A call that a breaker let through, and the places that were held with it."""
+
+    at: Time
+    breaker: str
+    held: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
     command_id: str
     run: str
@@ -306,6 +316,7 @@ class History:
     moves: Sequence[Move] = ()
     events: Sequence[Event] = ()
     ticks: Sequence[Tick] = ()
+    probes: Sequence[Probe] = ()
     #: When the schedules were paused.
     paused_at: Time = 0.0
     effects: Sequence[Effect] = ()

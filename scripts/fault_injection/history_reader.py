@@ -20,6 +20,7 @@ from fault_injection.history import (
     Line,
     Mark,
     Move,
+    Probe,
     Process,
     Row,
     Step,
@@ -119,6 +120,7 @@ _EVENTS = "SELECT command_id, at, kind, code, token, claimer FROM cmdbus.event O
 _TICKS = """
 SELECT details ->> 'schedule', (details ->> 'tick')::timestamptz, command_id, at
 FROM cmdbus.event WHERE kind = 'SENT_BY_SCHEDULE' ORDER BY id"""
+_PROBES = "SELECT at, breaker, held, most FROM chaos.probe ORDER BY number"
 _EFFECTS = "SELECT command_id, run, session, xid FROM chaos.effect"
 _BATCHES = """
 SELECT b.batch_id, coalesce(b.name, ''), b.status, b.total, b.completed, b.failed, b.canceled,
@@ -191,6 +193,7 @@ def read_tables(connection: psycopg.Connection) -> dict[str, Any]:
         "moves": records(Move, _MOVES),
         "events": records(Event, _EVENTS),
         "ticks": records(Tick, _TICKS),
+        "probes": records(Probe, _PROBES),
         "effects": records(Effect, _EFFECTS),
         "limit_changes": limit_changes,
         "turns": [name for (name,) in all_of(_TURNS)],

@@ -38,6 +38,13 @@ CREATE TABLE chaos.limit_change (
     starts_per_second double precision,
     burst integer
 );
+CREATE TABLE chaos.probe (
+    number bigint GENERATED ALWAYS AS IDENTITY,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    breaker text NOT NULL,
+    held integer NOT NULL,
+    most integer NOT NULL
+);
 
 -- Rows that handlers lock in opposite order, and a table that changes while they read it.
 CREATE TABLE chaos.twin (id integer PRIMARY KEY, n integer NOT NULL DEFAULT 0);
@@ -89,6 +96,17 @@ END
 $$;
 CREATE TRIGGER chaos_limit AFTER INSERT OR UPDATE OR DELETE ON cmdbus.limit_in_force
     FOR EACH ROW EXECUTE FUNCTION chaos.note_limit();
+
+CREATE FUNCTION chaos.note_probe() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO chaos.probe (breaker, held, most)
+    SELECT b.name, (SELECT count(*) FROM cmdbus.breaker_probe p WHERE p.breaker = b.name), b.probes
+    FROM cmdbus.breaker b WHERE b.name = NEW.breaker;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER chaos_probe AFTER INSERT ON cmdbus.breaker_probe
+    FOR EACH ROW EXECUTE FUNCTION chaos.note_probe();
 """
 _TRIGGER = (
     "CREATE TRIGGER chaos_{table} AFTER INSERT OR DELETE ON cmdbus.{table}"
@@ -145,6 +163,8 @@ SABOTAGES = {
         "complete": {"IF lanes IS NOT NULL": "IF false"},
         "settle": {"IF lanes IS NOT NULL": "IF false"},
     },
+    # More probes are let through than the terms say.
+    "probes": {"count_free_probes": {"greatest(0, p_probes - (": "greatest(0, p_probes + 3 - ("}},
     # Some ticks are left out.
     "ticks": {
         "send_ticks": {

@@ -25,8 +25,8 @@ def register_schedules(
         registry.schedule(times, timezone=zone, every=every, name=name, missed="all")(function)
 
 
-def pause_schedules(bus: CommandBus) -> Time:
+def pause_schedules(bus: CommandBus, *names: str) -> Time:
     """Returns when: later ticks are not sent."""
-    for name in SCHEDULES:
+    for name in names:
         bus.schedules.pause(name)
     return time.time()
