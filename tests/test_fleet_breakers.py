@@ -12,6 +12,8 @@ import pytest
 from eventually import eventually, stays
 from fleet import Fleet, kill, write_app
 
+from cmdbus import CommandBus
+
 pytestmark = pytest.mark.fleet(started=False, procs=2, threads=4, poll_interval=600)
 
 APP = """
@@ -133,3 +135,35 @@ def test_a_killed_process_gives_the_place_of_its_probe_back(fleet: Fleet, side: 
     side.answer = b"+"
     side.answers.set()
     eventually(lambda: state(fleet) == "CLOSED")
+
+
+@pytest.mark.long
+@pytest.mark.fleet(procs=1)
+def test_a_suspect_is_the_probe_if_nothing_else_waits(fleet: Fleet, side: Side) -> None:
+    """It runs in quarantine, once the cooldown has ended: no poll comes in between."""
+    start(fleet, side, cooldown=3.0)
+    fleet.send("Ask", 10)
+    eventually(lambda: state(fleet) == "OPEN")
+    side.answer = b"+"
+    [suspect] = fleet.send("Charge")
+    fleet.query("DELETE FROM cmdbus.scheduled")
+    fleet.query("UPDATE cmdbus.ready SET losses = 2 WHERE command_id = %s", suspect)
+    fleet.await_completed([suspect])
+    eventually(lambda: state(fleet) == "CLOSED")
+
+
+@pytest.mark.long
+@pytest.mark.fleet(procs=1, wake="poll", poll_interval=0.2)
+def test_without_notifications_states_are_read_at_the_poll_interval(
+    fleet: Fleet, side: Side
+) -> None:
+    start(fleet, side)
+    side.answer = b"+"
+    fleet.await_completed(fleet.send("Charge"))
+    with CommandBus(fleet.dsn) as bus:
+        bus.breakers.open("side")
+        stays(lambda: state(fleet) == "OPEN", 1.0)
+        made, ids = len(side.calls), fleet.send("Charge", 10)
+        stays(lambda: len(side.calls) == made, 1.0)
+        bus.breakers.close("side")
+    fleet.await_completed(ids)

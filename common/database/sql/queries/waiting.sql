@@ -16,30 +16,32 @@ LISTEN {channel}_breaker;
 -- it, until the next lease of other claimers ends, and until that of an own one does; whether a
 -- suspect waits; how full the server's queue of notifications is, from 0 to 1; the number of pages
 -- of ready that this has read; seconds until the first command that is not due yet; those until
--- commands expire, see next_expiry; those until a rate lets a command start; and those until a
--- schedule needs a steward.
+-- commands expire, see next_expiry; those until a rate lets a command start, or a breaker a
+-- suspect; and those until a schedule needs a steward.
 SELECT
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
     lease.others, lease.own,
-    {schema}.suspect_waits(
-        {schema}.let_through(%(types)s::text[]), %(losses)s::smallint, %(priorities)s::smallint[]),
+    {schema}.suspect_waits(began.types, %(losses)s::smallint, %(priorities)s::smallint[]),
     pg_notification_queue_usage(),
     pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - began.pages,
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) AND due_at > now() ORDER BY due_at, id LIMIT 1)::double precision,
     expiry.due, expiry.next,
-    {schema}.next_opening(
-        ARRAY(SELECT split_part(t, ' ', 1) FROM unnest(%(types)s::text[]) t),
-        ARRAY(SELECT split_part(t, ' ', 2) FROM unnest(%(types)s::text[]) t),
+    least({schema}.next_opening(
+        ARRAY(SELECT split_part(t, ' ', 1) FROM unnest(began.types) t),
+        ARRAY(SELECT split_part(t, ' ', 2) FROM unnest(began.types) t),
         ARRAY(SELECT name FROM {schema}.limit_in_force WHERE starts_per_second IS NOT NULL),
         %(node)s, clock_timestamp()),
+        {schema}.next_suspect_probe(
+            %(types)s::text[], %(losses)s::smallint, %(priorities)s::smallint[])),
     (SELECT extract(epoch FROM look_at - clock_timestamp()) FROM {schema}.schedule
      WHERE look_at < 'infinity' ORDER BY look_at LIMIT 1)::double precision
-FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS pages) began
+FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS pages,
+        {schema}.let_through(%(types)s::text[]) AS types) began
     LEFT JOIN LATERAL (
         SELECT * FROM {schema}.next_lease_ends(
-            %(domains)s, %(types)s, %(priorities)s::smallint[], %(own)s::bigint[])
+            %(domains)s, began.types, %(priorities)s::smallint[], %(own)s::bigint[])
         WHERE %(leases)s
     ) lease ON true,
     {schema}.next_expiry() expiry;

@@ -326,6 +326,23 @@ BEGIN
 END
 $$;
 
+-- Seconds until a breaker lets probes through whose types a suspect waits for; see suspect_waits.
+CREATE FUNCTION {schema}.next_suspect_probe(
+    p_types text[], p_losses smallint, p_priorities smallint[]
+) RETURNS double precision
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    RETURN (
+        SELECT extract(epoch FROM min(b.retry_at) - clock_timestamp())
+        FROM {schema}.breaker b
+        WHERE b.state <> 'CLOSED' AND b.retry_at > clock_timestamp()
+            AND {schema}.suspect_waits(
+                ARRAY(SELECT c FROM unnest(b.covers) c WHERE c = ANY (p_types)),
+                p_losses, p_priorities));
+END
+$$;
+
 -- Those of these types, given as 'domain type', whose breakers let a command start now.
 CREATE FUNCTION {schema}.let_through(p_types text[]) RETURNS text[]
 LANGUAGE plpgsql VOLATILE
