@@ -1,4 +1,4 @@
--- Schedules; see also 18_schedules.sql.
+-- Schedules; see also 19_schedules.sql.
 
 -- name: read_due_schedules
 -- Those that stewards see to first, and how many seconds from now. Not `skipped` ones, and without
