@@ -8,6 +8,7 @@ from cmdbus.breakers import Breaker, BreakerDeclaration, DeclaredBreakers, guard
 from cmdbus.callables import check_callable, name_of
 from cmdbus.checks import check_name, check_options, check_seconds
 from cmdbus.command import Command
+from cmdbus.declarations import Declarations
 from cmdbus.declared_schedules import DeclaredSchedules
 from cmdbus.errors import HandlerAlreadyRegisteredError
 from cmdbus.limits import Declaration, Limit, check_declared, handler_limit, shared_limit
@@ -273,6 +274,15 @@ class HandlerRegistry:
         found = (each for each in self if not domains or each.domain in domains)
         lacking = {each.name: sorted(each.tags.difference(tags)) for each in found}
         return {name: missing for name, missing in lacking.items() if missing}
+
+    def declarations(self) -> Declarations:
+        """All that it declares; a ValueError says what is wrong with any of it."""
+        return Declarations(
+            limits=self.limits(),
+            breakers=self.breakers(),
+            schedules=self.schedules(),
+            tags=self.tags(),
+        )
 
     def tags(self) -> dict[str, list[str]]:
         """Those of the types that have any, by "domain type"."""

@@ -16,6 +16,7 @@ from queries import rows
 
 from cmdbus import HandlerRegistry
 from cmdbus.database.executor import Executor
+from cmdbus.declarations import Declarations
 from cmdbus.limits import Declaration, Limit
 from cmdbus.readiness import Finding
 from cmdbus.settings import Settings
@@ -67,7 +68,7 @@ def test_an_app_without_limits_and_tags_writes_nothing(
         with psycopg.connect(dsn, autocommit=True) as other:
             other.execute("SET lock_timeout = '100ms'")
             other.execute("SET default_transaction_read_only = on")
-            assert declare(other, Executor("cmdbus"), "shop", []) == []
+            assert declare(other, Executor("cmdbus"), "shop", Declarations()) == []
 
 
 def test_the_check_shows_limits_and_declares_none(
@@ -113,7 +114,7 @@ def test_a_start_says_which_limits_of_living_nodes_it_changes(
     dsn: str, connection: psycopg.Connection
 ) -> None:
     def declaring(*limits: Declaration) -> list[str]:
-        changes = declare(connection, Executor("cmdbus"), "shop", limits)
+        changes = declare(connection, Executor("cmdbus"), "shop", Declarations(limits=limits))
         return [sentence for _, sentence in changes]
 
     own = Declaration("payments Debit", Limit(concurrency=5))

@@ -19,9 +19,10 @@ from cmdbus import (
     ShutdownError,
 )
 from cmdbus.database.executor import Executor
+from cmdbus.declarations import Declarations
 from cmdbus.errors import MissingRightError
 from cmdbus.schedules import Schedule
-from cmdbus.worker.declaring import conflicts, declare
+from cmdbus.worker.declaring import declare
 
 NIGHTLY = Schedule(
     name="nightly", domain="shop", type="Close", cron="0 3 * * *", timezone="Europe/Zurich"
@@ -29,8 +30,9 @@ NIGHTLY = Schedule(
 HOURLY = Schedule(name="hourly", domain="shop", type="Count", every=3600)
 
 
-def declaring(connection: psycopg.Connection, app: str, *schedules: Schedule) -> None:
-    declare(connection, Executor("cmdbus"), app, [], schedules)
+def declaring(connection: psycopg.Connection, app: str, *schedules: Schedule) -> list[str]:
+    declarations = Declarations(schedules=schedules)
+    return [text for _, text in declare(connection, Executor("cmdbus"), app, declarations)]
 
 
 def listed(bus: CommandBus) -> dict[str, ScheduleRecord]:
@@ -142,14 +144,12 @@ def test_a_start_counts_from_now_where_the_clock_was_set_back(
 def test_two_apps_that_declare_one_name_are_told_so(connection: psycopg.Connection) -> None:
     declaring(connection, "a", NIGHTLY)
     other = Schedule(name="nightly", domain="mail", type="Send", every=60)
-    declaring(connection, "b", other)
-    [sentence] = conflicts(connection, Executor("cmdbus"), "b", [other])
+    [sentence] = declaring(connection, "b", other)
     assert sentence == (
         "the schedule nightly is also declared by a, in another way: the latest declaration "
         "holds, so give each app's a name of its own"
     )
-    declaring(connection, "b", NIGHTLY)
-    assert conflicts(connection, Executor("cmdbus"), "b", [NIGHTLY]) == []
+    assert declaring(connection, "b", NIGHTLY) == []
 
 
 def test_a_paused_schedule_has_no_ticks_until_it_is_resumed(

@@ -130,7 +130,7 @@ def test_the_check_shows_schedules_and_declares_none(
     assert rows(dsn, "SELECT FROM cmdbus.schedule") == []
     settings = Settings(app=app, dsn=dsn, procs=1, threads=2)
     last = list(preflight(settings, declares=True))[-1]
-    assert last.sentence == "0 limits and 2 schedules declared"
+    assert last.sentence == "declared: 2 schedules"
     assert rows(dsn, "SELECT name, app FROM cmdbus.schedule ORDER BY name") == [
         ("nightly", app),
         ("often", app),

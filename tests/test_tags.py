@@ -116,7 +116,7 @@ def test_tags_that_are_declared_no_longer_are_needed_no_longer(
     connection: psycopg.Connection,
 ) -> None:
     def declared(registry: HandlerRegistry) -> list[tuple[str, list[str]]]:
-        declare(connection, Executor("cmdbus"), "shop", [], tags=registry.tags())
+        declare(connection, Executor("cmdbus"), "shop", registry.declarations())
         query = "SELECT name, tags FROM cmdbus.type_tags ORDER BY name"
         return connection.execute(query).fetchall()
 

@@ -3,15 +3,15 @@ database."""
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cmdbus.breakers import BreakerDeclaration
 from cmdbus.database.executor import Executor
+from cmdbus.declarations import Declarations
 from cmdbus.limits import Declaration, title
-from cmdbus.readiness import BREAKERS, LIMITS
+from cmdbus.readiness import BREAKERS, LIMITS, SCHEDULES
 from cmdbus.registry import HandlerRegistry
-from cmdbus.schedules import Schedule
 from cmdbus.worker.claims.claim import Connection
 
 logger = logging.getLogger(__name__)
@@ -29,51 +29,40 @@ def app_of_worker(name: str | None, registry: HandlerRegistry) -> str:
 
 
 def declare(
-    connection: Connection,
-    executor: Executor,
-    app: str,
-    limits: Sequence[Declaration],
-    schedules: Sequence[Schedule] = (),
-    tags: Mapping[str, Sequence[str]] | None = None,
-    breakers: Sequence[BreakerDeclaration] = (),
+    connection: Connection, executor: Executor, app: str, declarations: Declarations
 ) -> list[tuple[str, str]]:
-    """Makes these all that the app declares, in one transaction; `tags` are those of its types, by
-    "domain type". A sentence, with the name of its check, for each limit or breaker that a living
-    node has declared otherwise."""
+    """Makes these all that the app declares, in one transaction. A sentence, with the name of its
+    check, for each limit or breaker that a living node has declared otherwise, and for each
+    schedule that another app does."""
     rows = executor.rows(
         connection,
         "declare",
         app=app,
-        limits=json.dumps([each.row for each in limits]),
-        breakers=json.dumps([each.row for each in breakers]),
-        schedules=json.dumps([each.row for each in schedules]),
-        tags=json.dumps(tags or {}),
+        limits=json.dumps([each.row for each in declarations.limits]),
+        breakers=json.dumps([each.row for each in declarations.breakers]),
+        schedules=json.dumps([each.row for each in declarations.schedules]),
+        tags=json.dumps(declarations.tags),
     )
-    return [(kind, _change(kind, name, *row)) for kind, name, *row in rows if name is not None]
+    changes = [(kind, _change(kind, name, *row)) for kind, name, *row in rows if name is not None]
+    conflicts = _conflicts(connection, executor, app) if declarations.schedules else []
+    return changes + [(SCHEDULES, sentence) for sentence in conflicts]
 
 
-def conflicts(
-    connection: Connection, executor: Executor, app: str, schedules: Sequence[Schedule]
-) -> list[str]:
-    """A sentence for each of these schedules that another app declares otherwise."""
-    if not schedules:
-        return []
+def declare_and_warn(
+    connection: Connection, executor: Executor, app: str, registry: HandlerRegistry
+) -> None:
+    for _, sentence in declare(connection, executor, app, registry.declarations()):
+        logger.warning("%s", sentence)
+
+
+def _conflicts(connection: Connection, executor: Executor, app: str) -> list[str]:
+    """A sentence for each schedule of the app that another one declares otherwise."""
     rows = executor.rows(connection, "read_schedule_conflicts", app=app)
     return [
         f"the schedule {name} is also declared by {other}, in another way: the latest declaration "
         f"holds, so give each app's a name of its own"
         for name, other in rows
     ]
-
-
-def declare_and_warn(
-    connection: Connection, executor: Executor, app: str, registry: HandlerRegistry
-) -> None:
-    limits, schedules, breakers = registry.limits(), registry.schedules(), registry.breakers()
-    changes = declare(connection, executor, app, limits, schedules, registry.tags(), breakers)
-    sentences = [sentence for _, sentence in changes]
-    for sentence in sentences + conflicts(connection, executor, app, schedules):
-        logger.warning("%s", sentence)
 
 
 def _change(

@@ -312,7 +312,7 @@ def _check_domains(
         raise ValueError(f"registry must be a HandlerRegistry, not {shown(registry)}")
     if not len(registry):
         raise ValueError("the registry has no handlers: there is nothing to run")
-    registry.limits(), registry.breakers(), registry.schedules()  # Checks them.
+    registry.declarations()  # A ValueError says what is wrong with them.
     if domains is None:
         domains = registry.domains
     if isinstance(domains, str):

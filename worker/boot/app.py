@@ -44,9 +44,7 @@ def load(app: str | None) -> HandlerRegistry:
             f"{app} has no handlers: the modules that register them must be imported, too"
         )
     try:
-        value.limits()
-        value.schedules()
-        value.breakers()
+        value.declarations()
     except ValueError as error:
         raise AppError(f"{app}: {error}") from None
     return value

@@ -27,7 +27,7 @@ from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.pools import HEADROOM, complete, session_settings
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.sessions import ROLE_FIX, session_of
-from cmdbus.worker.declaring import conflicts, declare
+from cmdbus.worker.declaring import declare
 
 #: PostgreSQL's major versions that are tested.
 _MIN_MAJOR, _MAX_MAJOR = 14, 18
@@ -96,10 +96,11 @@ def _check_domains(settings: Settings, registry: HandlerRegistry) -> Iterator[Ch
 
 
 def _show_declarations(registry: HandlerRegistry) -> Iterator[Check]:
+    declarations = registry.declarations()
     kinds: dict[str, Sequence[object]] = {
-        LIMITS: registry.limits(),
-        BREAKERS: registry.breakers(),
-        SCHEDULES: registry.schedules(),
+        LIMITS: declarations.limits,
+        BREAKERS: declarations.breakers,
+        SCHEDULES: declarations.schedules,
     }
     for name, declared in kinds.items():
         if declared:
@@ -109,17 +110,10 @@ def _show_declarations(registry: HandlerRegistry) -> Iterator[Check]:
 def _declare(
     connection: Connection, settings: Settings, registry: HandlerRegistry
 ) -> Iterator[Check]:
-    limits, schedules, breakers = registry.limits(), registry.schedules(), registry.breakers()
-    executor = Executor(settings.schema)
-    app = str(settings.app)
-    changes = declare(connection, executor, app, limits, schedules, registry.tags(), breakers)
-    for name, sentence in changes:
+    declarations, executor = registry.declarations(), Executor(settings.schema)
+    for name, sentence in declare(connection, executor, str(settings.app), declarations):
         yield Check(name, Finding.WARNING, sentence)
-    for sentence in conflicts(connection, executor, app, schedules):
-        yield Check(SCHEDULES, Finding.WARNING, sentence)
-    counts = [count_of(len(limits), "limit"), count_of(len(schedules), "schedule")]
-    counts += [count_of(len(breakers), "breaker")] * bool(breakers)
-    yield Check(DECLARED, Finding.OK, f"{' and '.join(counts)} declared")
+    yield Check(DECLARED, Finding.OK, f"declared: {declarations}")
 
 
 def _check_files(settings: Settings) -> Iterator[Check]:
