@@ -53,10 +53,34 @@ def test_what_is_set_outlives_a_breaker_that_is_not_declared_for_a_while(
     bus: CommandBus, connection: psycopg.Connection
 ) -> None:
     bus.breakers.set("stripe", probes=7)
+    report(connection, failed_ago=[0, 0, 0])
     declare(connection, "shop")
-    assert bus.breakers.list() == []
+    [undeclared] = bus.breakers.list()
+    assert (undeclared.state, undeclared.declared, undeclared.covers) == ("CLOSED", [], [])
     declare(connection, "shop", STRIPE)
     assert bus.breakers.list()[0].in_force.probes == 7
+    declare(connection, "shop")
+    bus.breakers.clear("stripe")
+    assert bus.breakers.list() == []
+
+
+def test_a_breaker_stays_open_until_an_operator_closes_it_whatever_apps_declare(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    bus.breakers.open("stripe")
+    declare(connection, "shop")
+    declare(connection, "mail", {**STRIPE, "name": "smtp"})
+    assert [(each.name, each.state, each.covers) for each in bus.breakers.list()] == [
+        ("smtp", "CLOSED", ["payments/Charge"]),
+        ("stripe", "OPEN", []),
+    ]
+    declare(connection, "shop", STRIPE)
+    [_, stripe] = bus.breakers.list()
+    assert (stripe.state, stripe.retry_at, stripe.covers) == ("OPEN", None, ["payments/Charge"])
+    declare(connection, "shop")
+    bus.breakers.close("stripe")
+    assert [each.name for each in bus.breakers.list()] == ["smtp"]
+    assert [event.kind for event in bus.breakers.audit("stripe")] == ["OPENED", "CLOSED"]
 
 
 def test_each_change_is_recorded_with_operator_and_reason(bus: CommandBus) -> None:
@@ -89,7 +113,7 @@ def test_reset_forgets_failures_and_close_does_not(
 
 
 @pytest.mark.parametrize("verb", ["open", "close", "reset", "set"])
-def test_a_breaker_that_no_app_declares_is_refused(bus: CommandBus, verb: str) -> None:
+def test_a_name_that_no_breaker_has_is_refused(bus: CommandBus, verb: str) -> None:
     options = {"probes": 2} if verb == "set" else {}
     with pytest.raises(InvalidOperationError, match="'strpe': did you mean 'stripe'"):
         getattr(bus.breakers, verb)("strpe", **options)
@@ -143,8 +167,11 @@ def test_breakers_are_shown_and_changed_at_a_terminal(
     assert [each["name"] for each in json.loads(done(run("list", "--json")))["breakers"]] == [
         "stripe"
     ]
+    done(run("open", "stripe"))
     declare(connection, "shop")
-    assert done(run("list")) == "no breaker is declared\n"
+    assert done(run("list")).splitlines()[2] == "  declared  by no app"
+    assert done(run("close", "stripe")) == "stripe: no breaker, as no app declares it\n"
+    assert done(run("list")) == "there is no breaker\n"
 
 
 @pytest.mark.parametrize(
@@ -153,8 +180,8 @@ def test_breakers_are_shown_and_changed_at_a_terminal(
         ("set stripe", 2, "nothing is given to set: --failures, --window, --cooldown, --probes"),
         ("set stripe --probes 0", 2, "it must be"),
         ("set stripe --window soon", 2, "it must be seconds, or like 500ms, 30s"),
-        ("open strpe", 1, "no app declares a breaker 'strpe': did you mean 'stripe'?"),
-        ("show strpe", 1, "no app declares a breaker 'strpe'"),
+        ("open strpe", 1, "there is no breaker 'strpe': did you mean 'stripe'?"),
+        ("show strpe", 1, "there is no breaker 'strpe'"),
         ("clear stripe", 1, "nothing is set of the breaker stripe: cmdbus breaker list"),
     ],
 )

@@ -58,24 +58,24 @@ class BreakerRecord:
     #: The types that are bound to it, as "domain/type".
     covers: list[str]
     in_force: BreakerTerms
-    #: The latest first, which holds.
+    #: The latest first, which holds; empty, if no app declares it any longer.
     declared: list[DeclaredBreaker]
     set: SetBreaker | None
 
 
 class BreakerOperations:
     """`CommandBus.breakers`. Changes are recorded; see `audit`. Each raises InvalidOperationError
-    for a breaker that no app declares."""
+    for a name that no breaker has."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
     def list(self, *, connection: Connection | None = None) -> list[BreakerRecord]:
-        """Every breaker that is declared, by name."""
+        """Every breaker, by name: those that apps declare, and those that no app declares any
+        longer but an operator keeps open or has set terms of."""
         found = self._connections.rows(connection, "read_breakers", "monitor")
         groups = groupby(map(_Row._make, found), key=attrgetter("name"))
-        records = (_record(name, list(rows)) for name, rows in groups)
-        return [record for record in records if record is not None]
+        return [_record(name, rows) for name, rows in groups]
 
     def open(
         self,
@@ -178,8 +178,8 @@ class BreakerOperations:
         name = values["name"]
         if refusal == "unknown":
             names = [each.name for each in self.list(connection=connection)]
-            hint = did_you_mean(name, names) or "cmdbus breaker list shows those that are declared"
-            raise InvalidOperationError(f"no app declares a breaker {name!r}: {hint}")
+            hint = did_you_mean(name, names) or "cmdbus breaker list shows those that there are"
+            raise InvalidOperationError(f"there is no breaker {name!r}: {hint}")
         if refusal == "unset":
             raise InvalidOperationError(
                 f"nothing is set of the breaker {name}: cmdbus breaker list (bus.breakers.list()) "
@@ -216,8 +216,7 @@ class _Row(NamedTuple):
         return {name: getattr(self, name) for name in COLUMNS}
 
 
-def _record(name: str, rows: Iterable[_Row]) -> BreakerRecord | None:
-    """None if it is not declared any longer, and only what was set is left."""
+def _record(name: str, rows: Iterable[_Row]) -> BreakerRecord:
     current, set_, declared = None, None, []
     for row in rows:
         at = row.at.astimezone(UTC)
@@ -230,8 +229,7 @@ def _record(name: str, rows: Iterable[_Row]) -> BreakerRecord | None:
             case "set":
                 values = {name: value for name, value in row.terms.items() if value is not None}
                 set_ = SetBreaker(values, row.operator, row.reason, at)
-    if current is None:
-        return None
+    assert current is not None
     return BreakerRecord(
         name=name,
         state=BreakerState(current.state),

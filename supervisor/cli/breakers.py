@@ -38,7 +38,7 @@ def breaker() -> None:
 def list_(bus: "CommandBus") -> Shown:
     found = bus.breakers.list()
     lines = chain.from_iterable(map(_lines, found))
-    return {"breakers": found}, lines if found else ["no breaker is declared"]
+    return {"breakers": found}, lines if found else ["there is no breaker"]
 
 
 @breaker.command(
@@ -56,8 +56,7 @@ def show_(bus: "CommandBus", named: str) -> Shown:
     found = [record for record in bus.breakers.list() if record.name == named]
     if not found:
         raise click.ClickException(
-            f"no app declares a breaker {named!r}: cmdbus breaker list shows those that are "
-            f"declared"
+            f"there is no breaker {named!r}: cmdbus breaker list shows those that there are"
         )
     audit = bus.breakers.audit(named)
     return {**asdict(found[0]), "audit": audit}, chain(_lines(found[0]), audit_lines(audit))
@@ -146,8 +145,10 @@ def clear(bus: "CommandBus", named: str, **remark: Any) -> Shown:
 
 
 def _changed(bus: "CommandBus", name: str) -> Shown:
-    [found] = [record for record in bus.breakers.list() if record.name == name]
-    return found, _lines(found)
+    """The breaker as it is now; None, if it was forgotten, as no app declares it."""
+    found = [record for record in bus.breakers.list() if record.name == name]
+    lines = _lines(found[0]) if found else iter([f"{name}: no breaker, as no app declares it"])
+    return found[0] if found else None, lines
 
 
 def _lines(record: "BreakerRecord") -> Iterator[str]:
@@ -157,6 +158,8 @@ def _lines(record: "BreakerRecord") -> Iterator[str]:
     for each in record.declared:
         counts = f", counts {', '.join(each.counts)}"
         yield f"  declared  {each.terms}{counts}  by {each.app}, {ago(each.declared_at)}"
+    if not record.declared:
+        yield "  declared  by no app"
     if record.set is not None:
         values = ", ".join(f"{name} {value:g}" for name, value in record.set.values.items())
         reason = f": {record.set.reason}" if record.set.reason else ""

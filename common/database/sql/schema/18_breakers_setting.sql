@@ -9,21 +9,38 @@ AS $$
     ORDER BY d.name, d.declared_at DESC, d.app
 $$;
 
--- Puts in force what is declared and set; states stay. A breaker that is not declared any longer is
--- forgotten, and what an operator has set of it stays.
+-- Forgets the breaker p_name, or with NULL every one, if no app declares it; but one that an operator
+-- keeps open stays so, and one of which terms are set stays as a closed one.
+CREATE FUNCTION {schema}.forget_undeclared_breakers(p_name text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    undeclared {schema}.breaker[] := ARRAY(
+        SELECT b FROM {schema}.breaker b
+        WHERE b.name = coalesce(p_name, b.name)
+            AND NOT EXISTS (SELECT FROM {schema}.breaker_declared d WHERE d.name = b.name));
+BEGIN
+    PERFORM {schema}.tell_breaker(b, true) FROM unnest(undeclared) b WHERE b.covers <> '{}';
+    DELETE FROM {schema}.breaker_probe p USING unnest(undeclared) u WHERE p.breaker = u.name;
+    UPDATE {schema}.breaker b SET
+        state = CASE WHEN b.state = 'OPEN' AND b.retry_at IS NULL THEN 'OPEN' ELSE 'CLOSED' END,
+        covers = '{}', failed_at = '{}', retry_at = NULL
+    FROM unnest(undeclared) u WHERE b.name = u.name;
+    DELETE FROM {schema}.breaker b
+    USING unnest(undeclared) u
+    WHERE b.name = u.name AND b.state <> 'OPEN'
+        AND NOT EXISTS (SELECT FROM {schema}.breaker_set s WHERE s.name = b.name);
+END
+$$;
+
+-- Puts in force what is declared and set; states stay.
 CREATE FUNCTION {schema}.put_breakers_in_force() RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
     -- In the order of names, as reports lock them.
     PERFORM FROM {schema}.breaker b ORDER BY b.name FOR UPDATE;
-    PERFORM {schema}.tell_breaker(b, true)
-    FROM {schema}.breaker b
-    WHERE NOT EXISTS (SELECT FROM {schema}.breaker_declared d WHERE d.name = b.name);
-    DELETE FROM {schema}.breaker_probe p
-    WHERE NOT EXISTS (SELECT FROM {schema}.breaker_declared d WHERE d.name = p.breaker);
-    DELETE FROM {schema}.breaker b
-    WHERE NOT EXISTS (SELECT FROM {schema}.breaker_declared d WHERE d.name = b.name);
+    PERFORM {schema}.forget_undeclared_breakers(NULL);
     INSERT INTO {schema}.breaker AS b (
         name, failures, window_seconds, cooldown_seconds, probes, covers)
     SELECT l.name, coalesce(s.failures, l.failures), coalesce(s.window_seconds, l.window_seconds),
@@ -87,7 +104,7 @@ $$;
 
 -- Opens (OPEN), closes (CLOSED) or resets (RESET: closes, and forgets failures) a breaker, and
 -- leaves an event. With p_again it is the second try of its call, and does nothing if the first has
--- left one. Returns NULL, or 'unknown' if no app declares such a breaker.
+-- left one. Returns NULL, or 'unknown' if there is no such breaker.
 CREATE FUNCTION {schema}.steer_breaker(
     p_name text, p_to text, p_operator text, p_reason text,
     p_call bigint DEFAULT NULL, p_again boolean DEFAULT false
@@ -107,7 +124,8 @@ BEGIN
     IF p_to = 'OPEN' THEN
         PERFORM {schema}.open_breaker(found_breaker, true);
     ELSIF p_to = 'RESET' OR found_breaker.state <> 'CLOSED' THEN
-        PERFORM {schema}.close_breaker(found_breaker);
+        PERFORM {schema}.close_breaker(found_breaker),
+            {schema}.forget_undeclared_breakers(p_name);
     END IF;
     PERFORM {schema}.note_breaker(
         p_name, CASE p_to WHEN 'OPEN' THEN 'OPENED' ELSE p_to END,
