@@ -9,7 +9,7 @@ from queries import scalar
 from test_breaker_states import STRIPE, declare, report
 from test_claim_plans import pages_read, send
 
-from cmdbus import CommandBus, SendRequest
+from cmdbus import BreakerOpenError, CommandBus, SendRequest
 from cmdbus.clock import time
 
 WAITING = 20_000
@@ -50,3 +50,22 @@ def test_places_of_probes_are_counted_without_a_walk(
             assert scalar(connection, take, *values)
             assert scalar(connection, READ) - read < 500
     assert scalar(connection, take, claimer.incarnation, 1, 1) is None
+
+
+def test_what_waits_for_a_breaker_is_found_without_a_walk(
+    connection: psycopg.Connection, bus: CommandBus
+) -> None:
+    declare(connection, "shop", STRIPE)
+    bus.send_many([SendRequest("payments", "Ask", delay=600)] * WAITING)
+    for name, count in (("stripe", 20), ("smtp", 30)):
+        connection.execute(
+            "UPDATE cmdbus.scheduled SET error_code = 'BREAKER_OPEN', error_message = %s"
+            " WHERE id IN (SELECT id FROM cmdbus.scheduled WHERE error_code IS NULL LIMIT %s)",
+            (str(BreakerOpenError(name, 3.0)), count),
+        )
+    due = "SELECT count(*) FROM cmdbus.scheduled WHERE due_at <= clock_timestamp()"
+    with connection.transaction():
+        read = scalar(connection, READ) or 0
+        connection.execute("SELECT cmdbus.steer_breaker('stripe', 'RESET', NULL, NULL)")
+        assert scalar(connection, READ) - read < 500
+    assert scalar(connection, due) == 20

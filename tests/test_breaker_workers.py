@@ -11,7 +11,7 @@ from handlers import Gate, await_rest, beside, found, kinds, running
 from other_side import LATER, OtherSide, bound_to, calling
 from proxy import Proxy
 from queries import end_listening_sessions, rows, scalar
-from test_breaker_states import end_cooldown, report
+from test_breaker_states import end_cooldown, report, take
 
 from cmdbus import (
     Breaker,
@@ -72,6 +72,24 @@ def test_calls_are_not_made_while_it_is_open_and_are_made_again_after_a_good_pro
         assert {found(bus, r.command_id).attempts for r in waiting} == {1}
         if type == "Ask":
             assert worker.metrics()["cmdbus_breaker_denied_total"] >= 12 - made  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("closing", ["close", "reset", "probe"])
+def test_what_was_deferred_runs_as_soon_as_it_is_closed(
+    dsn: str, bus: CommandBus, other: OtherSide, connection: psycopg.Connection, closing: str
+) -> None:
+    with calling(dsn, other, cooldown=600):
+        break_it(dsn, bus, other)
+        deferred = bus.send("payments", "Ask")
+        eventually(lambda: found(bus, deferred).error_code == "BREAKER_OPEN")
+        other.error = None
+        if closing == "probe":
+            end_cooldown(connection)
+            report(connection, probes=[take(connection)], verdicts=["SUCCESS"])
+        else:
+            getattr(bus.breakers, closing)("stripe")
+        bus.wait("payments", deferred, 5)
+        assert found(bus, deferred).attempts == 1
 
 
 def test_what_was_claimed_ahead_goes_back_uncharged_and_without_an_event(

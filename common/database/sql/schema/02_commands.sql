@@ -81,6 +81,11 @@ CREATE INDEX scheduled_key ON {schema}.scheduled (domain, key, created_at) WHERE
 CREATE INDEX scheduled_expires ON {schema}.scheduled (expires_at)
     WHERE expires_at IS NOT NULL AND claimed_at IS NULL;
 
+-- Finds those that a breaker has kept from a call, by its name: that is the third word of what
+-- BreakerOpenError says.
+CREATE INDEX scheduled_breaker ON {schema}.scheduled ((split_part(error_message, ' ', 3)))
+    WHERE error_code = 'BREAKER_OPEN';
+
 -- Commands that wait at a limit; see 14_lanes.sql. They have no id before a claim moves them into
 -- ready, and a position in their lane, which they keep.
 CREATE TABLE {schema}.limited (LIKE {schema}.ready INCLUDING DEFAULTS);

@@ -102,3 +102,24 @@ BEGIN
     FROM turns t;
 END
 $$;
+
+-- Makes up to 10,000 of the commands due that a breaker has kept from a call; called when it closes.
+-- Skips locked ones.
+CREATE FUNCTION {schema}.end_deferrals(p_name text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    present timestamptz := clock_timestamp();
+    ctids tid[] := ARRAY(
+        SELECT s.ctid FROM {schema}.scheduled s
+        WHERE s.error_code = 'BREAKER_OPEN' AND split_part(s.error_message, ' ', 3) = p_name
+            AND s.due_at > present
+        LIMIT 10000
+        FOR UPDATE SKIP LOCKED);
+BEGIN
+    UPDATE {schema}.scheduled s SET due_at = present WHERE s.ctid = ANY (ctids);
+    IF FOUND THEN
+        PERFORM {schema}.wake_at(present);
+    END IF;
+END
+$$;

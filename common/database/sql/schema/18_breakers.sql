@@ -137,7 +137,7 @@ BEGIN
         state = 'CLOSED', failed_at = '{}', succeeded_at = clock_timestamp(), retry_at = NULL,
         changed_at = clock_timestamp()
     WHERE b.name = p_breaker.name;
-    PERFORM {schema}.tell_breaker(p_breaker, true);
+    PERFORM {schema}.tell_breaker(p_breaker, true), {schema}.end_deferrals(p_breaker.name);
 END
 $$;
 
