@@ -62,7 +62,7 @@ def test_calls_are_not_made_while_it_is_open_and_are_made_again_after_a_good_pro
         await_state(dsn, "OPEN")
         bus.wait("payments", bus.send("payments", "Noop"), 5)
         made = len(other.calls)
-        assert 3 <= made <= 6
+        assert 3 <= made <= 8
         stays(lambda: len(other.calls) == made, 0.3)
         waiting = [found(bus, id_) for id_ in ids if found(bus, id_).attempts == 0]
         assert len(waiting) == 12 - made
@@ -194,6 +194,32 @@ def test_a_timeout_of_the_command_counts_as_a_failure(
         assert scalar_of(dsn, "failures") == 2
     [opened] = [event for event in bus.breakers.audit("stripe") if event.kind == "OPENED"]
     assert opened.details["failures"] == 2
+
+
+def test_the_end_of_a_canceled_command_counts_as_nothing_and_a_probe_gives_its_place_back(
+    dsn: str, bus: CommandBus, other: OtherSide
+) -> None:
+    def cancel_one(number: int) -> None:
+        other.answers.clear()
+        sent = bus.send("payments", "Charge")
+        eventually(lambda: len(other.calls) == number)
+        bus.cancel("payments", sent, running=True)
+        other.answers.set()
+
+    with calling(dsn, other, failures=1, cooldown=0.2):
+        other.fail()
+        cancel_one(1)
+        bus.wait("payments", bus.send("payments", "Noop"), 5)
+        stays(lambda: state(dsn) == "CLOSED", 0.3)
+        send(bus)
+        await_state(dsn, "OPEN")
+        other.error = None
+        cancel_one(3)
+        eventually(lambda: scalar_of(dsn, "state = 'HALF_OPEN'"))
+        eventually(lambda: rows(dsn, "SELECT count(*) FROM cmdbus.breaker_probe") == [(0,)])
+        assert state(dsn) == "HALF_OPEN"
+        send(bus)
+        await_state(dsn, "CLOSED")
 
 
 def test_a_probe_that_the_database_cuts_off_gives_its_place_back(

@@ -6,14 +6,15 @@ the states again. While the database is away, what was read last holds.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple
 
 import psycopg
 
+from cmdbus.backoff import Backoff
 from cmdbus.board.board import Board
-from cmdbus.breakers import Breaker, BreakerState, Verdict, deferral
+from cmdbus.breakers import MAX_FAILURES, Breaker, BreakerState, Verdict, deferral
 from cmdbus.clock import time
 from cmdbus.errors import BreakerOpenError
 from cmdbus.registry import HandlerRegistry
@@ -23,7 +24,7 @@ from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import PooledConnections
 
 #: Seconds until reports are written that found their breaker locked by another session.
-_LOCKED_SECONDS = 0.05
+_MIN_LOCKED_SECONDS, _MAX_LOCKED_SECONDS = 0.002, 0.1
 #: Seconds until this process asks for a probe's place again after it got none.
 _REFUSED_SECONDS = 0.05
 #: Seconds to wait for a session of the pool's headroom.
@@ -44,11 +45,13 @@ class Seen(NamedTuple):
     changed_at: float
     #: Of the first failure on record.
     failed_at: float | None
+    #: Further failures that open it.
+    room: int
 
     @classmethod
     def of(cls, row: Sequence[object], now: float) -> "Seen":
         """From a row of read_breaker_states, without its name."""
-        state, cooldown, retry_in, changed_ago, failed_ago = row
+        state, cooldown, retry_in, changed_ago, failed_ago, room = row
         assert isinstance(cooldown, float) and isinstance(changed_ago, float)
         return cls(
             BreakerState(str(state)),
@@ -56,6 +59,7 @@ class Seen(NamedTuple):
             now + retry_in if isinstance(retry_in, float) else float("inf"),
             now - changed_ago,
             now - failed_ago if isinstance(failed_ago, float) else None,
+            int(str(room)),
         )
 
     def deferral(self, now: float) -> float:
@@ -90,12 +94,17 @@ class Breakers:
         self.open: dict[str, Seen] = {}
         #: The types that are bound to these: they are not claimed.
         self.kept_types: frozenset[str] = frozenset()
+        #: Failures that each still lets through.
+        self._room: dict[str, int] = {}
         #: Those that have failures on record, and the time of the first one.
         self._failing: dict[str, float] = {}
         #: The latest success of each.
         self._succeeded_at: dict[str, float] = {}
         self._reports = Reports()
+        #: Those of whole executions, until these are settled.
+        self._unsettled: dict[Fence, Report] = {}
         self._report_at = 0.0
+        self._locked_pauses = Backoff(_MIN_LOCKED_SECONDS, _MAX_LOCKED_SECONDS)
         #: Claims that were made as probes, and their numbers.
         self._probes: dict[tuple[str, Fence], int] = {}
         #: When the next place for a probe may be asked for.
@@ -138,6 +147,7 @@ class Breakers:
         if kept != self.kept_types:
             self.kept_types = kept
         self._failing = {n: s.failed_at for n, s in seen.items() if s.failed_at is not None}
+        self._room = {n: s.room for n, s in seen.items()}
         self._number = number
         for name, failed_at in self._failing.items():
             succeeded_at = self._succeeded_at.get(name, float("-inf"))
@@ -154,7 +164,9 @@ class Breakers:
             raise
         if locked:
             self._reports.put_back(each for each in reports if each.breaker in locked)
-            self._report_at = time.monotonic() + _LOCKED_SECONDS
+            self._report_at = time.monotonic() + self._locked_pauses.pause()
+        else:
+            self._locked_pauses.reset()
 
     # Calls.
 
@@ -164,16 +176,26 @@ class Breakers:
 
     def admits(self, name: str, claim: Claim) -> bool:
         """Whether the execution of a claim of a bound type may start."""
-        return name not in self.open or (name, fence_of(claim)) in self._probes
+        if name in self.open:
+            return (name, fence_of(claim)) in self._probes
+        return not self._is_about_to_open(name)
+
+    def _is_about_to_open(self, name: str) -> bool:
+        """By failures of this process that are not written yet."""
+        if not (self._unsettled or self._reports):
+            return False
+        reports = [*list(self._unsettled.values()), *self._reports.all()]
+        failures = [each.at for each in reports if each[:2] == (name, Verdict.FAILURE)]
+        return len(failures) >= self._room.get(name, MAX_FAILURES)
 
     def enter(
         self, name: str, claim: Claim, seconds: float, open_session: OpenSession
     ) -> int | None:
         """Lets a call of a command through, which takes at most these seconds; returns the number
         of its probe, if it is one. Raises BreakerOpenError."""
-        if self.is_stale:
+        if self.is_due and (self.is_stale or name in self._failing):
             with suppress(psycopg.Error), open_session() as connection:
-                self.read(connection)
+                self.attend(connection)
         if name not in self.open:
             return None
         if not self._may_probe(name):
@@ -187,19 +209,41 @@ class Breakers:
             raise BreakerOpenError(name, seen.deferral(time.monotonic()))
         return probe
 
-    def ended(self, name: str, verdict: Verdict, probe: int | None) -> None:
-        """Takes the end of a call that was let through."""
-        now = time.monotonic()
+    def ended(self, report: Report, execution: Claim | None) -> None:
+        """Takes the end of a call that was let through. That of a whole execution counts once it is
+        settled, as its command may have been canceled; most successes count for nothing anyway."""
+        name, verdict, _, probe = report
+        matters = probe is not None or verdict is Verdict.FAILURE or name in self._failing
+        if execution is None or not matters:
+            self._count(report)
+        else:
+            self._unsettled[fence_of(execution)] = report
+
+    def settled(self, claims: Iterable[Claim]) -> None:
+        if self._unsettled:
+            for claim in claims:
+                report = self._unsettled.pop(fence_of(claim), None)
+                if report is not None:
+                    self._count(report)
+
+    def not_settled(self, claim: Claim) -> None:
+        """Its command was canceled, or its lease was lost."""
+        report = self._unsettled.pop(fence_of(claim), None)
+        if report is not None:
+            self._count(report._replace(verdict=Verdict.NOTHING))
+
+    def _count(self, report: Report) -> None:
+        name, verdict, at, probe = report
         if verdict is Verdict.SUCCESS:
-            self._succeeded_at[name] = now
+            self._succeeded_at[name] = max(at, self._succeeded_at.get(name, at))
         counts = name not in self.open and (
             verdict is Verdict.FAILURE or (verdict is Verdict.SUCCESS and name in self._failing)
         )
         if probe is None and not counts:
             return
-        self._reports.add(Report(name, verdict, now, probe))
+        self._reports.add(report)
         if verdict is Verdict.FAILURE:
-            self._failing.setdefault(name, now)
+            self._failing.setdefault(name, at)
 
     def _may_ask(self, name: str) -> bool:
         now = time.monotonic()

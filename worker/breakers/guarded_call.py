@@ -7,8 +7,10 @@ from types import TracebackType
 from typing import Protocol
 
 from cmdbus.breakers import Verdict
+from cmdbus.clock import time
 from cmdbus.errors import BreakerOpenError
 from cmdbus.worker.breakers.breakers import Breakers
+from cmdbus.worker.breakers.reports import Report
 from cmdbus.worker.claims.claim import Claim, Connection
 
 
@@ -16,6 +18,10 @@ class Caller(Protocol):
     """The execution of a command: see Execution."""
 
     claim: Claim
+
+    @property
+    def bound_to(self) -> str | None:
+        """The breaker of its type."""
 
     def seconds_left(self) -> float: ...
     def short_session(self) -> AbstractContextManager[Connection]: ...
@@ -35,15 +41,18 @@ class GuardedCall:
         self._caller, self._calls = caller, calls
         self._key = name, get_ident()
         self._probe: int | None = None
-        self._is_inner = False
+        #: It is a part of another one; or the whole execution, which a bound handler begins with.
+        self._is_inner = self._is_whole = False
 
     def __enter__(self) -> None:
         self._is_inner = self._key in self._calls
         if not self._is_inner:
-            caller = self._caller
+            caller, name = self._caller, self._breaker.name
+            is_first = all(held != name for held, _ in self._calls)
+            self._is_whole = is_first and name == caller.bound_to
             try:
                 self._probe = self._breakers.enter(
-                    self._breaker.name, caller.claim, caller.seconds_left(), caller.short_session
+                    name, caller.claim, caller.seconds_left(), caller.short_session
                 )
             except BreakerOpenError:
                 caller.count_denied_call()
@@ -70,4 +79,5 @@ class GuardedCall:
     def _end(self, verdict: Verdict) -> None:
         # Only the first of two threads finds it.
         if self._calls.pop(self._key, None) is not None:
-            self._breakers.ended(self._breaker.name, verdict, self._probe)
+            report = Report(self._breaker.name, verdict, time.monotonic(), self._probe)
+            self._breakers.ended(report, self._caller.claim if self._is_whole else None)

@@ -29,6 +29,9 @@ class Reports:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
+    def all(self) -> list[Report]:
+        return [*self._waiting.copy()]
+
     def add(self, report: Report) -> None:
         self._waiting.append(report)
 

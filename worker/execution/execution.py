@@ -290,6 +290,10 @@ class Execution:
                 self._calls = {}
         return GuardedCall(self._thread.breakers, name, self, self._calls)
 
+    @property
+    def bound_to(self) -> str | None:
+        return self._handler.breaker
+
     def seconds_left(self) -> float:
         return max(0.0, self.due - time.monotonic())
 

@@ -64,6 +64,8 @@ class Pipeline:
         self._handled_types = HandledTypes(setup.registry, setup.telemetry.seat, setup.timeouts)
         self.batches = BatchTransitions(setup.statements, self.in_flight)
         self.breakers = Breakers(setup.statements, setup.registry, self._board, setup.source)
+        if self.breakers.types:
+            self.unsettled.breakers = self.breakers
         shared = self.in_flight, self.queue, self.unsettled, self.batches, self.breakers
         self.leader = Leader(setup, self._handled_types, *shared)
         self.stopping = self.leader.stopping
@@ -126,6 +128,7 @@ class Pipeline:
             thread.slot.end(time.monotonic_ns())
             self._telemetry.lost(thread.slot, claim)
             self.in_flight.free([claim])
+            self.breakers.not_settled(claim)
         logger.exception(
             "the thread of %s met an error outside of its handler: the command runs again "
             "when its lease ends",

@@ -14,6 +14,7 @@ from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.failpoints import SETTLED, failpoint
+from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.claims.claim import Claim, Finished, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
@@ -43,6 +44,8 @@ class Unsettled:
         self._statements = statements
         self._telemetry = telemetry
         self._in_flight = in_flight
+        #: Learn which executions were settled, if types are bound to some.
+        self.breakers: Breakers | None = None
         self._waiting: deque[Finished] = deque()
         #: Time of the next try of outcomes that could not be stored.
         self._row_locked_until = 0.0
@@ -145,6 +148,8 @@ class Unsettled:
             done = [finished for finished in done if fence_of(finished.claim) not in fences]
         for finished in self._telemetry.settled(slot, done):
             self.log_later(partial(log_end, finished))
+        if self.breakers is not None:
+            self.breakers.settled(finished.claim for finished in done)
         self._in_flight.free([finished.claim for finished in done])
 
     def find_out(self, connection: ThreadConnection, slot: Slot) -> None:
@@ -166,6 +171,8 @@ class Unsettled:
     def _found_out(self, slot: Slot, finished: Finished, end: OutcomeLabel | None) -> None:
         if end is None or end is OutcomeLabel.LOST or end is OutcomeLabel.CANCELED:
             self._telemetry.ended_elsewhere(slot, finished.claim, end or OutcomeLabel.LOST)
+            if self.breakers is not None:
+                self.breakers.not_settled(finished.claim)
             self._in_flight.free([finished.claim])
             self.log_later(partial(log_not_settled, finished.claim, end))
             return

@@ -2,11 +2,12 @@
 
 -- name: read_breaker_states
 -- Of these breakers, with times in seconds: the cooldown, until probes are let through, since the
--- latest change, and since the first failure on record.
+-- latest change, and since the first failure on record; and how many more open it.
 SELECT name::text, state, cooldown_seconds,
     extract(epoch FROM retry_at - clock_timestamp())::double precision,
     extract(epoch FROM clock_timestamp() - changed_at)::double precision,
-    extract(epoch FROM clock_timestamp() - failed_at[1])::double precision
+    extract(epoch FROM clock_timestamp() - failed_at[1])::double precision,
+    failures - cardinality(failed_at)
 FROM {schema}.breaker
 WHERE name = ANY (%(names)s::text[]);
 
