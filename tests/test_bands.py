@@ -15,6 +15,7 @@ from lane_claimer import LaneClaimer, Limit, declare
 from preflights import WARNING, checks
 from queries import claim_by_hand, rows, scalar
 from test_declaring import as_app
+from test_floors import ROWS_READ
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
 from cmdbus.retry import SUSPECT_LOSSES
@@ -172,6 +173,29 @@ def test_what_no_node_claims_is_visible_and_wakes_none(
         with running(dsn, handling(), priorities=(7, 8)):
             bus.wait("payments", low)
             assert bus.domains("payments")[0].unclaimed_priorities == {"Debit": [9]}
+
+
+def test_what_no_node_claims_is_found_by_one_walk_for_all_types(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    types, priorities = range(20), range(11)
+    bus.send_many(
+        SendRequest("payments", f"Type{n}", priority=priority)
+        for n in types
+        for priority in priorities
+    )
+    connection.execute(AGE)
+    connection.execute(
+        "INSERT INTO cmdbus.node (id, lease, renewed_at, types, priorities)"
+        " SELECT 1, '1 hour', now(), array_agg('payments Type' || n), '{0,4}'"
+        " FROM generate_series(0, 19) n"
+    )
+    with connection.transaction():
+        before = scalar(connection, ROWS_READ.format("xact_"))
+        [domain] = bus.domains("payments", connection=connection)
+        walked = scalar(connection, ROWS_READ.format("xact_")) - before
+    assert domain.unclaimed_priorities == {f"Type{n}": [5, 6, 7, 8, 9, 10] for n in types}
+    assert walked <= 2 * len(types) * len(priorities)
 
 
 def test_the_warning_names_the_priorities() -> None:

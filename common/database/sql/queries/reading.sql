@@ -144,8 +144,7 @@ SELECT c.domain, c.type, c.ready, c.scheduled, c.limited, c.in_progress, c.troub
         AND NOT coalesce(d.paused, false) AND NOT {schema}.is_handled(c.domain, c.type),
     CASE WHEN c.ready + c.limited > 0 AND NOT {schema}.is_handled(c.domain, c.type)
         THEN {schema}.missing_tags(c.domain, c.type) END,
-    CASE WHEN c.ready + c.limited > 0 AND NOT coalesce(d.paused, false)
-        THEN {schema}.unclaimed_priorities(c.domain, c.type, %(unhandled_after)s) END
+    CASE WHEN NOT coalesce(d.paused, false) THEN u.priorities END
 FROM (
     SELECT domain, type, sum(ready)::bigint AS ready, sum(scheduled)::bigint AS scheduled,
         sum(limited)::bigint AS limited,
@@ -179,6 +178,8 @@ FROM (
     GROUP BY domain, type
 ) c
 LEFT JOIN {schema}.domain d ON d.name = c.domain
+LEFT JOIN {schema}.unclaimed_priorities(%(domains)s, %(unhandled_after)s) u
+    ON u.domain = c.domain AND u.type = c.type
 ORDER BY c.domain, c.type;
 
 -- name: read_depths

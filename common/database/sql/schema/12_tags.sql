@@ -45,34 +45,40 @@ AS $$
     WHERE NOT EXISTS (SELECT FROM {schema}.living_nodes() n WHERE d.tags <@ n.tags)
 $$;
 
--- The priorities of a type's commands that wait for p_seconds or more, and that no living node
--- claims although one runs others of the type; NULL if there are none.
-CREATE FUNCTION {schema}.unclaimed_priorities(
-    p_domain text, p_type text, p_seconds double precision
-) RETURNS smallint[]
+-- The priorities of commands that wait for p_seconds or more, and that no living node claims
+-- although one runs others of their type: of these domains, or of all (NULL). While no node has a
+-- band of priorities it reads nothing; else all of ready and limited that is of these domains.
+CREATE FUNCTION {schema}.unclaimed_priorities(p_domains text[], p_seconds double precision)
+RETURNS TABLE (domain text, type text, priorities smallint[])
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 AS $$
+#variable_conflict use_column
 DECLARE
     latest timestamptz := clock_timestamp() - make_interval(secs => p_seconds);
 BEGIN
-    IF NOT EXISTS (SELECT FROM {schema}.node WHERE priorities IS NOT NULL)
-        OR NOT {schema}.is_handled(p_domain, p_type)
-    THEN
-        RETURN NULL;
+    IF NOT EXISTS (SELECT FROM {schema}.node n WHERE n.priorities IS NOT NULL) THEN
+        RETURN;
     END IF;
-    RETURN (
-        SELECT array_agg(p.priority ORDER BY p.priority)
-        FROM (SELECT n::smallint AS priority FROM generate_series(0, 10) n) p
-        WHERE NOT {schema}.is_handled(p_domain, p_type, p.priority)
-            AND (EXISTS (
-                    SELECT FROM {schema}.ready r
-                    WHERE r.domain = p_domain AND r.priority = p.priority AND r.type = p_type
-                        AND {schema}.is_waiting(r.claimer, r.lease_until)
-                        AND coalesce(r.due_at, r.created_at) <= latest)
-                OR EXISTS (
-                    SELECT FROM {schema}.limited l
-                    WHERE l.domain = p_domain AND l.type = p_type AND l.priority = p.priority
-                        AND coalesce(l.due_at, l.created_at) <= latest)));
+    RETURN QUERY
+    SELECT w.domain, w.type, array_agg(w.priority ORDER BY w.priority)
+    FROM (
+        SELECT q.domain, q.type, q.priority
+        FROM (
+            SELECT r.domain::text, r.type::text, r.priority::smallint
+            FROM {schema}.ready r
+            WHERE coalesce(r.due_at, r.created_at) <= latest
+                AND (r.lease_until IS NULL OR {schema}.is_waiting(r.claimer, r.lease_until))
+            UNION ALL
+            SELECT l.domain::text, l.type::text, l.priority::smallint
+            FROM {schema}.limited l
+            WHERE coalesce(l.due_at, l.created_at) <= latest
+        ) q
+        WHERE p_domains IS NULL OR q.domain = ANY (p_domains)
+        GROUP BY 1, 2, 3
+    ) w
+    WHERE {schema}.is_handled(w.domain, w.type)
+        AND NOT {schema}.is_handled(w.domain, w.type, w.priority)
+    GROUP BY 1, 2;
 END
 $$;
 
