@@ -98,7 +98,7 @@ def test_a_tick_waits_for_no_session_that_has_locked_its_schedule(
         due(connection, name, hours_ago(0))
     with psycopg.connect(dsn) as other:
         other.execute("SELECT FROM cmdbus.schedule WHERE name = 'a' FOR UPDATE")
-        assert round_of().run(connection) < 0.1
+        assert round_of().run(connection) <= 1
         assert ticks(dsn) == [("b", hours_ago(0))]
     round_of().run(connection)
     assert len(ticks(dsn)) == 2

@@ -1,7 +1,7 @@
 """Stewards send a command at each tick of a schedule, once."""
 
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import psycopg
@@ -169,6 +169,39 @@ def test_a_schedule_that_fails_keeps_no_other_from_its_ticks(
     assert said["c"] == "there is no time zone 'Mars/Base' on this system"
     assert len(caplog.messages) == 3
     assert this.run(connection) > 1  # It does not try them in a loop.
+
+
+def test_a_schedule_that_stays_locked_is_tried_ever_less_often_and_delays_no_other(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    bus.schedules.add("locked", "payments", "Debit", every="1h")
+    this = round_of()
+    this.run(connection)
+    with psycopg.connect(dsn) as operator:
+        for late, least, most in ((0.0, 0.0, 0.2), (2.0, 0.2, 0.8), (3600.0, 0.8, 1.0)):
+            due(connection, "locked", datetime.now(UTC) - timedelta(seconds=late))
+            operator.execute("SELECT FROM cmdbus.schedule WHERE name = 'locked' FOR UPDATE")
+            this._timers.ticks_at = 0.0
+            assert least <= this.run(connection) <= most
+            operator.rollback()
+            run_to_the_end(this, connection)
+        bus.schedules.add("other", "payments", "Debit", every="1h")
+        due(connection, "locked", hours_ago(5))
+        due(connection, "other", datetime.now(UTC) + timedelta(seconds=0.5))
+        operator.execute("SELECT FROM cmdbus.schedule WHERE name = 'locked' FOR UPDATE")
+        this._timers.ticks_at = 0.0
+        assert this.run(connection) <= 0.5
+        eventually(lambda: this.run(connection) > 0 and bus.schedules.list()[1].last_tick)
+
+
+def test_a_schedule_that_a_node_cannot_read_is_tried_again_there(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    bus.schedules.add("hourly", "payments", "Debit", "0 * * * *")
+    connection.execute("UPDATE cmdbus.schedule SET terms.timezone = 'Mars/Base'")
+    this = round_of()
+    this.run(connection)
+    assert 50 < this.run(connection) <= 61
 
 
 def test_a_node_without_cronsim_leaves_cron_lines_to_others(

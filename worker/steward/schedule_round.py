@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any, NamedTuple
 
-from cmdbus.backoff import Backoff
 from cmdbus.clock import time
 from cmdbus.counting import count_of
 from cmdbus.failpoints import AFTER_TICK, BEFORE_TICK, failpoint
@@ -27,8 +26,11 @@ logger = logging.getLogger(__name__)
 _MAX_SCHEDULES, _MAX_TICKS = 100, 100
 #: Seconds after which a round leaves the rest to the next one.
 _ROUND_SECONDS = 2.0
-#: Seconds between two tries while other nodes have locked all that is due.
-_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.05
+#: Seconds until a tick that another session has locked is tried again: this share of the time by
+#: which it is late, because a node needs milliseconds and an operator's transaction may take hours.
+_PAUSE_SHARE = 0.2
+#: Bounds of that pause, in seconds.
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 1.0
 #: Seconds until a tick that the domain refuses is tried again, and one that fails.
 _REFUSED_SECONDS, _FAILED_SECONDS = 5.0, 60.0
 
@@ -62,17 +64,21 @@ def _due(row: Sequence[Any]) -> Due:
     return Due._make(each.astimezone(UTC) if isinstance(each, datetime) else each for each in row)
 
 
+def _pause(late: float) -> float:
+    """Seconds until a tick that is so many seconds late is tried again."""
+    return min(max(_MIN_PAUSE_SECONDS, _PAUSE_SHARE * late), _MAX_PAUSE_SECONDS)
+
+
 class ScheduleRound:
     """Costs nothing while the timers, which read when a schedule is due, know of none."""
 
     def __init__(self, statements: ClaimStatements, timers: Timers) -> None:
         self._statements = statements
         self._timers = timers
-        self._pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         #: False once it turns out that cron lines cannot be read here: other nodes may.
         self._reads_cron = True
         #: Monotonic times until which this node leaves schedules to others, by name.
-        self._left: dict[str, float] = {}
+        self._skipped_until: dict[str, float] = {}
 
     def run(self, connection: Connection) -> float:
         began = time.monotonic()
@@ -80,47 +86,51 @@ class ScheduleRound:
             return self._timers.ticks_at - began
         while time.monotonic() < began + _ROUND_SECONDS:
             found = self._read(connection)
+            read_at = time.monotonic()
             due = [each for each in found if each.seconds <= 0]
+            for each in due:
+                self._see_to(connection, each)
             if not due:
-                self._pauses.reset()
-                seconds = found[0].seconds if found else inf
-                self._timers.ticks_at = time.monotonic() + seconds
-                return seconds
-            if not any([self._see_to(connection, each) for each in due]):
-                return self._pauses.pause()
+                times = [*(read_at + each.seconds for each in found), *self._skipped_until.values()]
+                self._timers.ticks_at = min(times, default=inf)
+                return max(0.0, self._timers.ticks_at - read_at)
         return 0.0
 
     def _read(self, connection: Connection) -> Sequence[Due]:
         now = time.monotonic()
-        self._left = {name: until for name, until in self._left.items() if now < until}
+        skipped = self._skipped_until.items()
+        self._skipped_until = {name: until for name, until in skipped if now < until}
         rows = self._statements.rows(
             connection,
             "read_due_schedules",
-            skipped=[*self._left],
+            skipped=[*self._skipped_until],
             reads_cron=self._reads_cron,
             count=_MAX_SCHEDULES,
         )
         return [_due(row) for row in rows]
 
-    def _see_to(self, connection: Connection, due: Due) -> bool:
-        """False if it stays due, for the moment."""
+    def _see_to(self, connection: Connection, due: Due) -> None:
+        """After that it is due no more, or skipped."""
         try:
             plan = due.passed()
         except CronMissingError as error:
             self._reads_cron = False
             logger.warning("schedule %s: %s; leaving such to other nodes", due.name, error)
-            return True
+            return
         except (ValueError, ArithmeticError) as error:
-            self._left[due.name] = time.monotonic() + _FAILED_SECONDS
-            return self._postpone(connection, due, str(error))
+            self._postpone(connection, due, str(error))
+            # Longer, so that a node that can read it is the first to try again.
+            self._skip(due, _FAILED_SECONDS + _MAX_PAUSE_SECONDS)
+            return
         try:
-            return self._send(connection, due, plan)
+            self._send(connection, due, plan)
         except Exception as error:
             if not may_be_of_one_row(error):
                 raise
-            return self._postpone(connection, due, reason(error))
+            if not self._postpone(connection, due, reason(error)):
+                self._skip(due, _pause(-due.seconds))
 
-    def _send(self, connection: Connection, due: Due, plan: Passed) -> bool:
+    def _send(self, connection: Connection, due: Due, plan: Passed) -> None:
         sent, rest = plan.sent[:_MAX_TICKS], plan.sent[_MAX_TICKS:]
         ids = [command_id(self._statements.schema, due.name, tick) for tick in sent]
         failpoint(BEFORE_TICK)
@@ -139,7 +149,8 @@ class ScheduleRound:
         )
         failpoint(AFTER_TICK)
         if refusal == "taken":
-            return False
+            self._skip(due, _pause(-due.seconds))
+            return
         if plan.left_out:
             many = count_of(plan.left_out, "tick")
             logger.warning("schedule %s: %s left out (missed=%r)", due.name, many, due.missed)
@@ -150,13 +161,14 @@ class ScheduleRound:
                 refusal,
                 _REFUSED_SECONDS,
             )
-        return True
+
+    def _skip(self, due: Due, seconds: float) -> None:
+        self._skipped_until[due.name] = time.monotonic() + seconds
 
     def _postpone(self, connection: Connection, due: Due, why: str) -> bool:
+        """False if it is locked."""
         seconds = _FAILED_SECONDS
         if why != due.last_error:
             logger.warning("schedule %s: %s; trying again every %g s", due.name, why, seconds)
-        self._statements.rows(
-            connection, "postpone_schedule", name=due.name, error=why, seconds=seconds
-        )
-        return False
+        values = {"name": due.name, "error": why, "seconds": seconds}
+        return bool(self._statements.value(connection, "postpone_schedule", **values))

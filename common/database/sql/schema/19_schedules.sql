@@ -232,14 +232,17 @@ BEGIN
 END
 $$;
 
--- Leaves a schedule whose tick fails for some time, so that the others go on.
+-- Leaves a schedule whose tick fails for some time, so that the others go on. NULL: another session
+-- has locked it, or it is paused.
 CREATE FUNCTION {schema}.postpone_schedule(
     p_name text, p_error text, p_seconds double precision
-) RETURNS void
+) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER
 AS $$
-    UPDATE {schema}.schedule s
-    SET look_at = clock_timestamp() + make_interval(secs => p_seconds), last_error = left(p_error, 2000)
+    UPDATE {schema}.schedule s SET
+        look_at = clock_timestamp() + make_interval(secs => p_seconds),
+        last_error = left(p_error, 2000)
     WHERE s.name = (SELECT l.name FROM {schema}.schedule l
                     WHERE l.name = p_name AND NOT l.paused FOR UPDATE SKIP LOCKED)
+    RETURNING true
 $$;
