@@ -24,7 +24,7 @@
       DuplicateCommandError, QueueFullError, ShutdownError (each a SendRefusedError),
       CommandFailedError, CallTimeoutError, CommandNotFoundError, BatchNotFoundError,
       ProcessNotFoundError, InvalidOperationError, HandlerAlreadyRegisteredError, SchemaError,
-      DatabaseUnavailableError
+      DatabaseUnavailableError, CronMissingError
                                         raised to callers
 
     cmdbus.worker.Worker                runs handlers in a process of your own
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from cmdbus.errors import CommandError as CommandError
     from cmdbus.errors import CommandFailedError as CommandFailedError
     from cmdbus.errors import CommandNotFoundError as CommandNotFoundError
+    from cmdbus.errors import CronMissingError as CronMissingError
     from cmdbus.errors import DatabaseUnavailableError as DatabaseUnavailableError
     from cmdbus.errors import DuplicateCommandError as DuplicateCommandError
     from cmdbus.errors import HandlerAlreadyRegisteredError as HandlerAlreadyRegisteredError
@@ -111,6 +112,7 @@ _NAMES = {
         "CommandError",
         "CommandFailedError",
         "CommandNotFoundError",
+        "CronMissingError",
         "DatabaseUnavailableError",
         "DuplicateCommandError",
         "HandlerAlreadyRegisteredError",

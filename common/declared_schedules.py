@@ -33,8 +33,10 @@ class DeclaredSchedules:
         """What is wrong with the options is an error of the decorated function."""
 
         def decorate(function: F) -> F:
-            called = getattr(function, "__name__", "").strip("_<>") or "unnamed"
-            made = schedule_of(called if name is None else name, "any", "Any", cron, options)
+            # The name of one without is known when its type is.
+            called = "unnamed" if name is None else name
+            where = f"the schedule of {_name_of(function)}" if name is None else ""
+            made = schedule_of(called, "any", "Any", cron, options, where=where)
             self._declared.append((function, made, name is not None))
             return function
 
@@ -48,8 +50,9 @@ class DeclaredSchedules:
             of_functions.setdefault(function, []).append(handler)
         found: dict[str, Schedule] = {}
         for function, schedule, is_named in self._declared:
-            handler = _only(schedule.name, function, of_functions.get(function, []))
             name = schedule.name
+            what = f"the schedule {name}" if is_named else "a schedule"
+            handler = _only(what, function, of_functions.get(function, []))
             if not is_named:
                 name = check_name("name of a schedule", f"{handler.domain}.{handler.type}")
             if name in found:
@@ -62,17 +65,21 @@ class DeclaredSchedules:
         return [*found.values()]
 
 
-def _only(name: str, function: object, handlers: list[TypeHandler]) -> TypeHandler:
+def _name_of(function: object) -> object:
+    return getattr(function, "__qualname__", function)
+
+
+def _only(what: str, function: object, handlers: list[TypeHandler]) -> TypeHandler:
     if len(handlers) == 1:
         return handlers[0]
-    what = getattr(function, "__qualname__", function)
+    name = _name_of(function)
     if not handlers:
         raise ValueError(
-            f"the schedule {name} is declared for {what}, which handles no type: decorate it with "
+            f"{what} is declared for {name}, which handles no type: decorate it with "
             f"@registry.handler(domain, type), too"
         )
     types = " and ".join(f"{each.domain}/{each.type}" for each in handlers)
     raise ValueError(
-        f"the schedule {name} is declared for {what}, which handles {types}: give one of them a "
+        f"{what} is declared for {name}, which handles {types}: give one of them a "
         f"function of its own"
     )

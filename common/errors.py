@@ -65,6 +65,10 @@ class BreakerOpenError(CmdbusError):
         super().__init__(f"the breaker {name} is open: again in {retry_after:.1f} s")
 
 
+class CronMissingError(CmdbusError, ValueError):
+    """The package that reads cron lines, cronsim, is not installed."""
+
+
 class SendRefusedError(CmdbusError):
     """Nothing was sent. A hook of sends raises it to refuse a request."""
 

@@ -6,7 +6,7 @@ HIGHEST, LOWEST = 0, 10
 PRIORITIES: Mapping[str, int] = {"high": 0, "normal": 5, "low": 10}
 
 
-def check_priority(priority: str | int, labels: Mapping[str, int]) -> int:
+def check_priority(priority: str | int, labels: Mapping[str, int], what: str = "priority") -> int:
     if isinstance(priority, str) and priority in labels:
         return labels[priority]
     whole = isinstance(priority, int) and not isinstance(priority, bool)
@@ -14,6 +14,6 @@ def check_priority(priority: str | int, labels: Mapping[str, int]) -> int:
         return int(priority)
     known = "".join(f"{label!r}, " for label in labels)
     raise ValueError(
-        f"priority must be {known}or a whole number from {HIGHEST} (first) to {LOWEST} (last), "
+        f"{what} must be {known}or a whole number from {HIGHEST} (first) to {LOWEST} (last), "
         f"not {priority!r:.80}"
     )

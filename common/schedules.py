@@ -105,10 +105,11 @@ def schedule_of(
     options: ScheduleOptions,
     labels: Mapping[str, int] = PRIORITIES,
     max_bytes: int = MAX_BYTES,
+    where: str = "",
 ) -> Schedule:
-    """A ValueError says what is wrong; `labels` are those of priorities."""
+    """A ValueError says what is wrong, and where; `labels` are those of priorities."""
     check_options("a schedule", options, ScheduleOptions.__annotations__)
-    where = f"the schedule {check_name('name', name)}"
+    where = where or f"the schedule {check_name('name of a schedule', name)}"
     times = _times(where, cron, options.get("every"), options.get("timezone"))
     missed = options.get("missed", ONE)
     if missed not in MISSED:
@@ -117,12 +118,12 @@ def schedule_of(
     attempts = options.get("max_attempts")
     return Schedule(
         name=name,
-        domain=check_name("domain", domain),
-        type=check_name("type", type),
+        domain=check_name(f"domain of {where}", domain),
+        type=check_name(f"type of {where}", type),
         **times,
         missed=missed,
         jitter=_jitter(where, options.get("jitter", 0)),
-        priority=check_priority(options.get("priority", "normal"), labels),
+        priority=check_priority(options.get("priority", "normal"), labels, f"priority of {where}"),
         max_attempts=None
         if attempts is None
         else check_whole(f"max_attempts of {where}", attempts, 1, MAX_ATTEMPTS),
@@ -164,7 +165,7 @@ def _interval(what: str, every: object) -> int:
         raise ValueError(f"{what} must be like '30s', '15m', '2h' or '1d', not {shown(every)}")
     if not 1 <= seconds <= MAX_EVERY or seconds != int(seconds):  # NaN neither
         raise ValueError(
-            f"{what} must be whole seconds from 1 to {MAX_EVERY // 86400} days, not {shown(every)}"
+            f"{what} must be whole seconds from 1 to {MAX_EVERY // 86400} days, not {_told(every)}"
         )
     return int(seconds)
 
@@ -179,7 +180,8 @@ def _checked_zone(what: str, name: str) -> str:
     zones = available_timezones()
     hint = "write it like 'Europe/Zurich'"
     if isinstance(name, str):
-        near = did_you_mean(name, zones) or did_you_mean(name.title(), zones)
+        places = [zone for zone in zones if "/" in zone]
+        near = did_you_mean(name, places) or did_you_mean(name.title(), places)
         hint = near or hint
     if not zones:
         hint = "this system has no time zones; install the package tzdata"
@@ -191,6 +193,10 @@ def _jitter(where: str, jitter: object) -> float:
     if seconds is None or not 0 <= seconds <= MAX_JITTER:  # NaN neither
         raise ValueError(
             f"jitter of {where} must be seconds or a timedelta from 0 to {MAX_JITTER // 3600} "
-            f"hours, not {shown(jitter)}"
+            f"hours, not {_told(jitter)}"
         )
     return float(seconds)
+
+
+def _told(time: object) -> str:
+    return f"{time.total_seconds():.15g} s" if isinstance(time, timedelta) else shown(time)

@@ -18,6 +18,7 @@ from uuid import UUID, uuid5
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cmdbus.checks import shown
+from cmdbus.errors import CronMissingError
 
 if TYPE_CHECKING:
     from cronsim import CronSim
@@ -30,11 +31,17 @@ MAX_READ = 20_000
 MAX_ALL = 1000
 #: How late a tick may be that missed="none" sends.
 GRACE = timedelta(minutes=1)
-MISSING = "cron lines are read by cronsim, which is not installed: pip install 'cmdbus[cron]'"
-
-
-class CronMissingError(ValueError):
-    """The package that reads cron lines is not installed."""
+MISSING = "cron lines are read by cronsim, which is not installed: pip install cronsim"
+#: Names that cron has for some lines.
+_NAMED = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
 
 
 class Ticks(Protocol):
@@ -153,7 +160,13 @@ def check_cron(what: str, line: str, zone: str) -> str:
     """A line that has ticks."""
     if not isinstance(line, str):
         raise ValueError(f"{what} must be a text like '0 3 * * *', not {shown(line)}")
-    cron_type()
+    if line.startswith("@"):
+        fields = _NAMED.get(line.strip(), "0 3 * * *")
+        raise ValueError(f"{what} must be fields, not {shown(line)}: write it like {fields!r}")
+    try:
+        cron_type()
+    except CronMissingError as error:
+        raise CronMissingError(f"{what}: {error}") from None
     line = " ".join(line.split())
     try:
         if next(CronLine(line, zone).after(datetime.now(UTC)), None) is None:

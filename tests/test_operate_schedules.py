@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from cli import done, here
 from click.testing import Result
-from test_schedule_operations import NIGHTLY, declaring
+from test_schedule_operations import NIGHTLY, NODE, declaring
 
 from cmdbus import CommandBus
 
@@ -40,8 +40,11 @@ def test_schedules_are_added_shown_paused_run_and_removed(
     declaring(connection, "shop:registry", NIGHTLY)
     listed = done(run("list")).splitlines()
     assert listed[0] == "nightly  0 3 * * * Europe/Zurich  shop/Close"
-    assert listed[3] == "  declared  by shop:registry"
+    assert listed[3:5] == ["  declared  by shop:registry", "  handled   by no living node"]
+    declaring(connection, "store", NIGHTLY)
+    assert "  declared  by store (in force), shop:registry\n" in done(run("list"))
     assert done(run("remove", "sync")) == "sync: no schedule\n"
+    connection.execute(f"INSERT INTO cmdbus.node {NODE}")
     refused = run("remove", "nightly")
     assert (refused.exit_code, len(refused.stderr.splitlines())) == (1, 1)
 
@@ -67,7 +70,9 @@ def test_schedules_are_shown_as_json(run: Run) -> None:
         (["--cron", "0 0 31 2 *"], "it never matches, as no month that it names has such a day"),
         (["--cron", "0 3 * * *", "--timezone", "Zurich"], "must be a name of a time zone, not"),
         (["--every", "soon"], "every of the schedule x must be like '30s', '15m', '2h' or '1d'"),
-        ([], "the schedule x needs a cron line or every, one of them"),
+        ([], "give --cron LINE or --every TIME, one of them"),
+        (["--cron", "0 3 * * *", "--timezone", "CEST"], "write it like 'Europe/Zurich'"),
+        (["--every", "1h", "--jitter", "25h"], "from 0 to 24 hours, not 90000 s"),
         (["--every", "1h", "--jitter", "long"], "it must be seconds, or like 500ms, 30s, 5m, 2h"),
         (["--every", "1h", "--data", "{"], "it is not JSON"),
     ],

@@ -30,6 +30,10 @@ NIGHTLY = Schedule(
 HOURLY = Schedule(name="hourly", domain="shop", type="Count", every=3600)
 
 
+#: That of a node which runs the type of NIGHTLY.
+NODE = "VALUES (1, '30 s', clock_timestamp(), '{shop Close}')"
+
+
 def declaring(connection: psycopg.Connection, app: str, *schedules: Schedule) -> list[str]:
     declarations = Declarations(schedules=schedules)
     return [text for _, text in declare(connection, Executor("cmdbus"), app, declarations)]
@@ -86,15 +90,34 @@ def test_an_added_schedule_overrides_a_declared_one_until_it_is_removed(
     bus.schedules.remove("nightly")
     record = listed(bus)["nightly"]
     assert (record.cron, record.added) == ("0 3 * * *", None)
+    connection.execute(f"INSERT INTO cmdbus.node {NODE}")
     with pytest.raises(InvalidOperationError) as raised:
         bus.schedules.remove("nightly")
     assert str(raised.value) == (
-        "the schedule nightly was not added: an app declares it; pause it, or take it out of the "
-        "app"
+        "the schedule nightly was not added: an app declares it, and a living node runs its type; "
+        "pause it, or take it out of the app"
     )
     bus.schedules.add("more", "shop", "Close", every="2h")
     bus.schedules.remove("more")
     assert [*listed(bus)] == ["nightly"]
+
+
+def test_what_an_app_that_is_gone_has_declared_can_be_removed(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    declaring(connection, "shop", NIGHTLY, HOURLY)
+    connection.execute(f"INSERT INTO cmdbus.node {NODE}")
+    assert {name: each.handled for name, each in listed(bus).items()} == {
+        "hourly": False,
+        "nightly": True,
+    }
+    with role(connection.info.dsn, "operator") as operator:
+        bus.schedules.remove("hourly", operator="ann", connection=operator)
+    assert [*listed(bus)] == ["nightly"]
+    [removed] = bus.domain_audit("shop")
+    assert (removed.kind, removed.details["before"]["type"]) == ("SCHEDULE_REMOVED", "Count")
+    declaring(connection, "shop", NIGHTLY, HOURLY)
+    assert [*listed(bus)] == ["hourly", "nightly"]
 
 
 def test_a_declaration_that_is_gone_takes_its_ticks_along(
@@ -215,7 +238,7 @@ def test_an_unknown_name_is_one_sentence(bus: CommandBus, call: str) -> None:
         CALLS[call](bus, "hourli")
     with pytest.raises(InvalidOperationError, match="no schedule 'x': cmdbus schedule list shows"):
         CALLS[call](bus, "x")
-    with pytest.raises(ValueError, match="name must be a letter and up to 99 more"):
+    with pytest.raises(ValueError, match="name of a schedule must be a letter and up to 99 more"):
         CALLS[call](bus, "a b")
     assert bus.domain_audit("shop")[1:] == []
 

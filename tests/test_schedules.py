@@ -2,6 +2,7 @@
 
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from preflights import checks
 from queries import rows
 from test_declaring import as_app
 
-from cmdbus import Command, Context, HandlerRegistry, handler
+from cmdbus import Command, Context, CronMissingError, HandlerRegistry, handler
 from cmdbus.errors import AppError
 from cmdbus.schedules import Schedule
 from cmdbus.settings import Settings
@@ -168,7 +169,7 @@ FIELDS = "its fields are minute, hour, day, month and weekday, like '0 3 * * *'"
             f"cron of the schedule x cannot be '61 * * * *': bad minute; {FIELDS}",
         ),
         ({"cron": "0 0 32 * *"}, f"bad day-of-month; {FIELDS}"),
-        ({"cron": "@daily"}, f"'@daily': wrong number of fields; {FIELDS}"),
+        ({"cron": "0 3 * *"}, f"'0 3 * *': wrong number of fields; {FIELDS}"),
         ({"cron": ""}, f"'': wrong number of fields; {FIELDS}"),
         ({"cron": 5}, "cron of the schedule x must be a text like '0 3 * * *', not 5"),
         (
@@ -201,10 +202,14 @@ FIELDS = "its fields are minute, hour, day, month and weekday, like '0 3 * * *'"
             "jitter of the schedule x must be seconds or a timedelta from 0 to 24 hours, not -1",
         ),
         ({"every": "1h", "data": {1: 2}}, "data of the schedule x"),
-        ({"every": "1h", "priority": 11}, "priority must be 'high', 'normal', 'low', or a whole"),
+        ({"every": "1h", "priority": 11}, "priority of the schedule x must be 'high', 'normal', "),
         ({"every": "1h", "max_attempts": 0}, "max_attempts of the schedule x must be a whole"),
         ({"every": "1h", "key": ""}, "key of the schedule x must be text of 1 to 200"),
-        ({"every": "1h", "name": "a b"}, "name must be a letter and up to 99 more"),
+        ({"every": "1h", "name": "a b"}, "name of a schedule must be a letter and up to 99 more"),
+        ({"every": timedelta(days=367)}, "from 1 to 366 days, not 31708800 s"),
+        ({"every": "1h", "jitter": timedelta(hours=25)}, "from 0 to 24 hours, not 90000 s"),
+        ({"every": 0, "name": None}, "every of the schedule of work must be whole seconds"),
+        ({"cron": "@daily"}, "must be fields, not '@daily': write it like '0 0 * * *'"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(arguments: dict[str, Any], sentence: str) -> None:
@@ -220,11 +225,27 @@ def test_an_unknown_option_is_one_sentence() -> None:
         declared("0 3 * * *", timezon="UTC")
 
 
-def test_without_cronsim_a_cron_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cronsim_a_cron_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "cronsim", None)
     with pytest.raises(ValueError) as raised:
         declared("0 3 * * *")
     assert str(raised.value) == (
-        "cron lines are read by cronsim, which is not installed: pip install 'cmdbus[cron]'"
+        "cron of the schedule of work: cron lines are read by cronsim, which is not installed: "
+        "pip install cronsim"
     )
+    assert isinstance(raised.value, CronMissingError)
+    with pytest.raises(CronMissingError, match="cron of the schedule nightly: cron lines are read"):
+        declared("0 3 * * *", name="nightly")
+    Path("nights.py").write_text(
+        "from cmdbus import HandlerRegistry\n"
+        "HandlerRegistry().schedule('0 3 * * *', name='nightly')(print)\n"
+    )
+    with pytest.raises(AppError) as refused:
+        load("nights:registry")
+    assert str(refused.value).startswith("nights: cron of the schedule nightly: cron lines are")
+    assert "\n" not in str(refused.value)
     assert declared(every="1d").every == 86400

@@ -65,8 +65,10 @@ class ScheduleRecord:
     last_error: str | None
     #: None: an app declares it.
     added: AddedSchedule | None
-    #: Apps that declare a schedule of this name, the latest first.
+    #: Apps that declare a schedule of this name, the latest first: that one holds, unless `added`.
     declared_by: list[str]
+    #: Whether a living node runs its type.
+    handled: bool
 
     @property
     def times(self) -> str:
@@ -139,7 +141,8 @@ class ScheduleOperations:
         connection: Connection | None = None,
     ) -> None:
         """Removes an added schedule, with its future ticks; if an app declares one of this name,
-        that holds again."""
+        that holds again. One that only apps declare is removed if no living node runs its type,
+        and is back when an app that declares it starts again."""
         self._change(connection, "remove_schedule", name, check_remark(operator, reason))
 
     def pause(
@@ -176,7 +179,7 @@ class ScheduleOperations:
     ) -> UUID:
         """Sends the command of a schedule now, also of a paused one, and returns its id. It is no
         tick. Raises what `send` raises."""
-        values = {"name": check_name("name", name), **check_remark(operator, reason)}
+        values = {"name": check_name("name of a schedule", name), **check_remark(operator, reason)}
         command_id = uuid4()
         domain, key, *admission = self._connections.row_once(
             connection, "run_schedule", command_id=command_id, **values
@@ -192,7 +195,7 @@ class ScheduleOperations:
         """The next `count` ticks, in the schedule's time zone; of a paused one those that it would
         have."""
         check_whole("count", count, 1, _MAX_NEXT)
-        found = self._rows(connection, check_name("name", name))
+        found = self._rows(connection, check_name("name of a schedule", name))
         if not found:
             raise self._unknown(connection, name)
         schedule, zone = found[0].schedule, zone_of(found[0].timezone)
@@ -206,12 +209,12 @@ class ScheduleOperations:
     def _change(
         self, connection: Connection | None, function: str, name: str, values: dict[str, Any]
     ) -> None:
-        check_name("name", name)
+        check_name("name of a schedule", name)
         [refusal] = self._connections.row_once(connection, function, name=name, **values)
         if refusal == "declared":
             raise InvalidOperationError(
-                f"the schedule {name} was not added: an app declares it; pause it, or take it out "
-                f"of the app"
+                f"the schedule {name} was not added: an app declares it, and a living node runs "
+                f"its type; pause it, or take it out of the app"
             )
         if refusal is not None:
             raise self._unknown(connection, name)
@@ -248,6 +251,7 @@ class _Row(NamedTuple):
     reason: str | None
     added_at: datetime | None
     declared_by: list[str]
+    handled: bool
     #: The server's time.
     present: datetime
 
@@ -277,6 +281,7 @@ def _record(row: _Row) -> ScheduleRecord:
         last_error=row.last_error,
         added=added,
         declared_by=row.declared_by,
+        handled=row.handled,
     )
 
 

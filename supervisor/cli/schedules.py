@@ -11,7 +11,7 @@ from cmdbus.counting import count_of
 from cmdbus.supervisor.cli.options import audit_options, option, time_option
 from cmdbus.supervisor.cli.output import Shown, ago, fact_lines
 from cmdbus.supervisor.cli.parameters import data, priority, span
-from cmdbus.supervisor.cli.session import with_bus
+from cmdbus.supervisor.cli.session import UsageProblem, with_bus
 
 if TYPE_CHECKING:
     from cmdbus.producer.bus import CommandBus
@@ -46,7 +46,7 @@ def list_(bus: "CommandBus") -> Shown:
     help="""Add a schedule, or replace one; its ticks count from now on.
 
     It overrides the one of this name that an app declares, until `remove`. A line of
-    --cron has five fields (minute, hour, day, month, weekday), and needs cmdbus[cron];
+    --cron has five fields (minute, hour, day, month, weekday), and needs cronsim;
     --every counts from 1970-01-01 00:00 UTC.
 
     \b
@@ -75,6 +75,8 @@ def list_(bus: "CommandBus") -> Shown:
 @audit_options
 @with_bus
 def add(bus: "CommandBus", named: str, domain: str, type_: str, **more: Any) -> Shown:
+    if (more["cron"] is None) == (more["every"] is None):
+        raise UsageProblem("give --cron LINE or --every TIME, one of them")
     more["data"], jitter = more.pop("data_"), more.pop("jitter")
     bus.schedules.add(named, domain, type_, jitter=jitter or 0, **more)
     return _changed(bus, named)
@@ -82,6 +84,8 @@ def add(bus: "CommandBus", named: str, domain: str, type_: str, **more: Any) -> 
 
 @schedule.command(
     help="""Remove an added schedule; if an app declares one of this name, that holds again.
+
+    One that only apps declare is removed if no living node runs its type.
 
     \b
     Examples:
@@ -189,7 +193,8 @@ def _lines(record: "ScheduleRecord") -> Iterator[str]:
             ("left out", _left_out(record)),
             ("error", record.last_error),
             ("added", _added(record)),
-            ("declared", f"by {', '.join(record.declared_by)}" if record.declared_by else None),
+            ("declared", _declared(record)),
+            ("handled", None if record.handled else "by no living node"),
         ]
     )
 
@@ -198,6 +203,14 @@ def _left_out(record: "ScheduleRecord") -> str | None:
     if record.left_out_at is None:
         return None
     return f"{count_of(record.left_out, 'tick')}, {ago(record.left_out_at)}"
+
+
+def _declared(record: "ScheduleRecord") -> str | None:
+    if not record.declared_by:
+        return None
+    latest, *others = record.declared_by
+    in_force = " (in force)" if others and record.added is None else ""
+    return f"by {', '.join([latest + in_force, *others])}"
 
 
 def _added(record: "ScheduleRecord") -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cmdbus.checks import did_you_mean
-from cmdbus.errors import AppError
+from cmdbus.errors import AppError, CronMissingError
 from cmdbus.registry import HandlerRegistry
 from cmdbus.worker.monkey_patches import patched
 
@@ -82,6 +82,8 @@ def _module(name: str) -> Any:
         inside = f"in {parent}" if parent else f"in {working} or where Python looks"
         near = hint(missing, _neighbours(parent))
         raise AppError(f"there is no module {missing!r} {inside}{near}") from None
+    except CronMissingError as error:
+        raise AppError(f"{name}: {error}") from None
     except (Exception, SystemExit) as error:
         raise _failed(f"importing {name}", error) from error
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from cmdbus.clock import time
 from cmdbus.counting import count_of
+from cmdbus.errors import CronMissingError
 from cmdbus.failpoints import AFTER_TICK, BEFORE_TICK, failpoint
-from cmdbus.ticks import CronMissingError, Passed, command_id, due_time, passed, ticks_of
+from cmdbus.ticks import Passed, command_id, due_time, passed, ticks_of
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejections import may_be_of_one_row, reason

@@ -19,8 +19,8 @@ SELECT s.name, (s.terms).domain, (s.terms).type, (s.terms).cron, (s.terms).every
     (s.terms).max_attempts, (s.terms).key, s.paused, s.last_tick, s.last_command_id, s.left_out,
     s.left_out_at, s.last_error, s.next_tick, s.counts_from, a.operator, a.reason, a.added_at,
     ARRAY(SELECT d.app FROM {schema}.schedule_declared d
-          WHERE d.name = s.name ORDER BY d.declared_at DESC),
-    clock_timestamp()
+          WHERE d.name = s.name ORDER BY d.declared_at DESC, d.app),
+    {schema}.is_handled((s.terms).domain, (s.terms).type), clock_timestamp()
 FROM {schema}.schedule s
 LEFT JOIN {schema}.schedule_added a ON a.name = s.name
 WHERE %(name)s::text IS NULL OR s.name = %(name)s

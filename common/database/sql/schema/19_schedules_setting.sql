@@ -61,7 +61,8 @@ BEGIN
 END
 $$;
 
--- Removes an added schedule; what is declared holds again. 'declared': only an app has it.
+-- Removes an added schedule; what is declared holds again. One that is only declared is removed if no
+-- living node runs its type; otherwise 'declared'.
 CREATE FUNCTION {schema}.remove_schedule(
     p_name text, p_operator text, p_reason text,
     p_call bigint DEFAULT NULL, p_again boolean DEFAULT false
@@ -80,7 +81,13 @@ BEGIN
     DELETE FROM {schema}.schedule_added a WHERE a.name = p_name
     RETURNING ((a.terms)::{schema}.schedule_columns).domain INTO domain;
     IF NOT FOUND THEN
-        RETURN CASE WHEN before IS NULL THEN 'unknown' ELSE 'declared' END;
+        domain := before ->> 'domain';
+        IF domain IS NULL THEN
+            RETURN 'unknown';
+        ELSIF {schema}.is_handled(domain, before ->> 'type') THEN
+            RETURN 'declared';
+        END IF;
+        DELETE FROM {schema}.schedule_declared d WHERE d.name = p_name;
     END IF;
     PERFORM {schema}.put_schedules_in_force();
     PERFORM {schema}.note_schedule('SCHEDULE_REMOVED', domain, p_name, before,
