@@ -122,6 +122,7 @@ def test_at_most_so_many_calls_reach_a_broken_side_in_a_cooldown_and_all_do_once
     assert sorted(side.good)[min(20, len(side.good) - 1)] - first < 1.0
 
 
+@pytest.mark.long
 def test_a_killed_process_gives_the_place_of_its_probe_back(fleet: Fleet, side: Side) -> None:
     start(fleet, side)
     fleet.send("Charge", 10)
