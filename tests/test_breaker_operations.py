@@ -162,6 +162,10 @@ def test_breakers_are_shown_and_changed_at_a_terminal(
     assert len(done(run("clear", "stripe")).splitlines()) == 3
     report(connection, failed_ago=[0, 0, 0])
     assert " OPEN since " in done(run("list")) and ", probes from " in done(run("list"))
+    connection.execute("UPDATE cmdbus.breaker SET retry_at = now()")
+    assert ", the next call is a probe" in done(run("list"))
+    assert done(run("show", "stripe", "--limit", "1")).count("OPENED") == 1
+    assert done(run("show", "stripe")).count("OPENED") == 2
     record = json.loads(done(run("reset", "stripe", "--json")))
     assert (record["name"], record["state"], record["probing"]) == ("stripe", "CLOSED", 0)
     assert [each["name"] for each in json.loads(done(run("list", "--json")))["breakers"]] == [

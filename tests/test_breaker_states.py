@@ -90,6 +90,18 @@ def test_it_opens_at_the_number_of_failures_within_the_window(
     assert (opened.kind, opened.details["failures"]) == ("OPENED", 3)
 
 
+def test_it_is_known_since_when_it_is_not_closed(
+    connection: psycopg.Connection, bus: CommandBus, half_open: int
+) -> None:
+    [before] = bus.breakers.list()
+    report(connection, probes=[half_open], verdicts=["FAILURE"])
+    [after] = bus.breakers.list()
+    assert (after.state, after.opened_at) == ("OPEN", before.opened_at)
+    assert after.changed_at > before.changed_at
+    bus.breakers.close("stripe")
+    assert bus.breakers.list()[0].opened_at is None
+
+
 def test_failures_leave_the_window(connection: psycopg.Connection) -> None:
     report(connection, failed_ago=[2, 1])
     passed = "UPDATE cmdbus.breaker SET failed_at = ARRAY(SELECT f - interval '1 min'"

@@ -48,6 +48,8 @@ class BreakerRecord:
     state: BreakerState
     #: Since when.
     changed_at: datetime
+    #: Since when it is not CLOSED, through failed probes; None while it is.
+    opened_at: datetime | None
     #: Failures on record while it is CLOSED.
     failures: int
     #: From when on probes are let through; None while it is CLOSED, and if an operator keeps it
@@ -210,6 +212,7 @@ class _Row(NamedTuple):
     on_record: int
     retry_at: datetime | None
     probing: int
+    opened_at: datetime | None
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -234,6 +237,7 @@ def _record(name: str, rows: Iterable[_Row]) -> BreakerRecord:
         name=name,
         state=BreakerState(current.state),
         changed_at=current.at.astimezone(UTC),
+        opened_at=current.opened_at and current.opened_at.astimezone(UTC),
         failures=current.on_record,
         retry_at=current.retry_at and current.retry_at.astimezone(UTC),
         probing=current.probing,

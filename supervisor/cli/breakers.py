@@ -48,17 +48,19 @@ def list_(bus: "CommandBus") -> Shown:
     \b
     Examples:
       cmdbus breaker show stripe
+      cmdbus breaker show stripe --limit 100
     """,
 )
 @_named
+@option("--limit", type=click.IntRange(1, 1000), default=20, metavar="N", help="How many changes.")
 @with_bus
-def show_(bus: "CommandBus", named: str) -> Shown:
+def show_(bus: "CommandBus", named: str, limit: int) -> Shown:
     found = [record for record in bus.breakers.list() if record.name == named]
     if not found:
         raise click.ClickException(
             f"there is no breaker {named!r}: cmdbus breaker list shows those that there are"
         )
-    audit = bus.breakers.audit(named)
+    audit = bus.breakers.audit(named)[-limit:]
     return {**asdict(found[0]), "audit": audit}, chain(_lines(found[0]), audit_lines(audit))
 
 

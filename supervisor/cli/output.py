@@ -142,14 +142,16 @@ def ago(time: datetime) -> str:
 
 def state_text(breaker: "BreakerRecord") -> str:
     """The state of a breaker, and what comes next."""
-    since = f"{breaker.state} since {timestamp(breaker.changed_at)}"
-    match breaker.state:
-        case "CLOSED":
-            return f"CLOSED, failures on record: {breaker.failures}"
-        case "HALF_OPEN":
-            return f"{since}, probes that run: {breaker.probing}"
+    if breaker.opened_at is None:
+        return f"CLOSED, failures on record: {breaker.failures}"
+    since = f"{breaker.state}, not closed since {timestamp(breaker.opened_at)}"
+    if breaker.state == "HALF_OPEN":
+        return f"{since}, probes that run: {breaker.probing}"
+    since = f"OPEN since {timestamp(breaker.opened_at)}"
     if breaker.retry_at is None:
         return f"{since}, until an operator closes it: cmdbus breaker close {breaker.name}"
+    if breaker.retry_at <= datetime.now(UTC):
+        return f"{since}, the next call is a probe"
     return f"{since}, probes from {timestamp(breaker.retry_at)} on"
 
 

@@ -17,15 +17,15 @@ WHERE name = ANY (%(names)s::text[]);
 SELECT name::text, 'in_force' AS kind, NULL AS app, changed_at AS at, NULL AS operator,
     NULL AS reason, NULL::text[] AS counts, covers, failures, window_seconds, cooldown_seconds,
     probes, state, cardinality(failed_at) AS on_record, retry_at,
-    (SELECT count(*) FROM {schema}.breaker_probe p WHERE p.breaker = b.name) AS probing
+    (SELECT count(*) FROM {schema}.breaker_probe p WHERE p.breaker = b.name) AS probing, opened_at
 FROM {schema}.breaker b
 UNION ALL
 SELECT name, 'declared', app, declared_at, NULL, NULL, counts, covers, failures, window_seconds,
-    cooldown_seconds, probes, NULL, NULL, NULL, NULL
+    cooldown_seconds, probes, NULL, NULL, NULL, NULL, NULL
 FROM {schema}.breaker_declared
 UNION ALL
 SELECT name, 'set', NULL, set_at, operator, reason, NULL, NULL, failures, window_seconds,
-    cooldown_seconds, probes, NULL, NULL, NULL, NULL
+    cooldown_seconds, probes, NULL, NULL, NULL, NULL, NULL
 FROM {schema}.breaker_set
 ORDER BY name, at DESC;
 

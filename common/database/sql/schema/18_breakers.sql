@@ -54,7 +54,9 @@ CREATE TABLE {schema}.breaker (
     -- From when on probes are let through; NULL while it is CLOSED, and if an operator keeps it
     -- open.
     retry_at timestamptz,
-    changed_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    changed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- Since when it is not CLOSED, through failed probes; NULL while it is.
+    opened_at timestamptz
 ) WITH (fillfactor = 50);
 
 -- Calls that are let through while their breaker is HALF_OPEN, and the claims that make them. A row
@@ -120,6 +122,7 @@ AS $$
 BEGIN
     UPDATE {schema}.breaker b SET
         state = 'OPEN', failed_at = '{}', changed_at = clock_timestamp(),
+        opened_at = coalesce(b.opened_at, clock_timestamp()),
         retry_at = CASE WHEN NOT p_keeps
             THEN clock_timestamp() + make_interval(secs => b.cooldown_seconds) END
     WHERE b.name = p_breaker.name;
@@ -135,7 +138,7 @@ BEGIN
     DELETE FROM {schema}.breaker_probe p WHERE p.breaker = p_breaker.name;
     UPDATE {schema}.breaker b SET
         state = 'CLOSED', failed_at = '{}', succeeded_at = clock_timestamp(), retry_at = NULL,
-        changed_at = clock_timestamp()
+        changed_at = clock_timestamp(), opened_at = NULL
     WHERE b.name = p_breaker.name;
     PERFORM {schema}.tell_breaker(p_breaker, true), {schema}.end_deferrals(p_breaker.name);
 END

@@ -24,6 +24,7 @@ BEGIN
     DELETE FROM {schema}.breaker_probe p USING unnest(undeclared) u WHERE p.breaker = u.name;
     UPDATE {schema}.breaker b SET
         state = CASE WHEN b.state = 'OPEN' AND b.retry_at IS NULL THEN 'OPEN' ELSE 'CLOSED' END,
+        opened_at = CASE WHEN b.state = 'OPEN' AND b.retry_at IS NULL THEN b.opened_at END,
         covers = '{}', failed_at = '{}', retry_at = NULL
     FROM unnest(undeclared) u WHERE b.name = u.name;
     DELETE FROM {schema}.breaker b
