@@ -1,6 +1,7 @@
 """Breakers in a worker: what counts, what an open one keeps from the other side, and what becomes
 of the commands."""
 
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -90,6 +91,30 @@ def test_what_was_deferred_runs_as_soon_as_it_is_closed(
             getattr(bus.breakers, closing)("stripe")
         bus.wait("payments", deferred, 5)
         assert found(bus, deferred).attempts == 1
+
+
+def test_a_node_logs_once_that_a_breaker_opens_and_once_that_it_is_closed_again(
+    dsn: str, bus: CommandBus, other: OtherSide, caplog: pytest.LogCaptureFixture
+) -> None:
+    def logged(level: int) -> list[str]:
+        found = [each for each in caplog.records if "the breaker" in each.message]
+        return [each.message for each in found if each.levelno == level]
+
+    caplog.set_level(logging.INFO)
+    with calling(dsn, other, cooldown=0.1):
+        break_it(dsn, bus, other)
+        eventually(lambda: logged(logging.WARNING))
+        send(bus, count=3)
+        eventually(lambda: len(bus.breakers.audit("stripe")) >= 5)
+        other.error = None
+        send(bus)
+        eventually(lambda: logged(logging.INFO))
+        [opened], [closed] = logged(logging.WARNING), logged(logging.INFO)
+        assert opened.startswith("the breaker stripe is open: 3 failures since ")
+        assert closed.startswith("the breaker stripe is closed again, after ")
+        bus.breakers.open("stripe", operator="ann", reason="maintenance")
+        eventually(lambda: len(logged(logging.WARNING)) == 2)
+        assert logged(logging.WARNING)[1].endswith("is open: opened by ann: maintenance")
 
 
 def test_what_was_claimed_ahead_goes_back_uncharged_and_without_an_event(

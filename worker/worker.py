@@ -38,6 +38,7 @@ from cmdbus.worker.monkey_patches import patched
 from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.telemetry import FailedExecution, Telemetry
 from cmdbus.worker.standalone import node_of_one, telemetry_of_one
+from cmdbus.worker.steward.breaker_log import BreakerLog
 from cmdbus.worker.steward.steward import Steward, connect
 from cmdbus.worker.thread_pool import ThreadPool
 from cmdbus.worker.waiting.node_waiter import NodeWaiter, check_poll_interval
@@ -287,7 +288,8 @@ class Worker:
             slots=slots,
         )
         opened.callback(steward.stop, RELEASE_SECONDS)
-        steward.start()
+        names = [each.name for each in self._registry.breakers()]
+        steward.start([BreakerLog(node.board, self._statements, names).run])
         return steward
 
 

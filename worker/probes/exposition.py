@@ -216,5 +216,9 @@ _FAMILIES = {
         "State of a circuit breaker: 0 closed, 1 half-open, 2 open; no samples while the database "
         "is away.",
     ),
-    "breaker_denied_total": ("counter", "Executions and calls that an open breaker prevented."),
+    "breaker_denied_total": (
+        "counter",
+        "Claimed commands that went back, and calls in blocks that were not made, because of an "
+        "open breaker; without commands that wait in their queue.",
+    ),
 }

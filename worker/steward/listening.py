@@ -120,6 +120,7 @@ class Listening(Listener):
         self._slot.counters.add(Counter.NOTIFICATION_WAKEUPS)
         if any(channel.endswith("_breaker") for channel in channels):
             self.count_breaker_change()  # Before a worker is woken because of it.
+            self._node.steward_pipe.put()
         if any(channel.endswith("_ready") for channel in channels):
             self._node.worker_pipe.put()
             self.ready.set()
