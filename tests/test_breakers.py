@@ -1,6 +1,5 @@
 """Circuit breakers as values: what is declared, what counts, and how long commands are deferred."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -28,13 +27,6 @@ def test_a_breaker_has_these_terms_by_default() -> None:
     assert str(STRIPE.terms) == "opens at 5 failures in 60 s, for 30 s, then 1 probe"
 
 
-def test_times_are_seconds_or_timedeltas_and_long_ones_are_shown_in_hours_and_days() -> None:
-    breaker = Breaker("stripe", window=timedelta(hours=1), cooldown=timedelta(days=400))
-    assert breaker.terms == BreakerTerms(failures=5, window=3600.0, cooldown=34560000.0, probes=1)
-    assert str(breaker.terms) == "opens at 5 failures in 1h, for 400d, then 1 probe"
-    assert str(Breaker("x", cooldown=100_000.5).terms).endswith("for 100000.5 s, then 1 probe")
-
-
 @pytest.mark.parametrize(
     ("error", "verdict"),
     [
@@ -44,7 +36,8 @@ def test_times_are_seconds_or_timedeltas_and_long_ones_are_shown_in_hours_and_da
         (BusinessRuleError("POOR", "no money"), Verdict.SUCCESS),
         (PermanentCommandError("GONE", "no such card"), Verdict.SUCCESS),
         (KeyError("amount"), Verdict.OTHER),
-        (BreakerOpenError("other", 3.0), Verdict.NOTHING),
+        (BreakerOpenError("stripe", 3.0), Verdict.NOTHING),
+        (BreakerOpenError("other", 3.0), Verdict.OTHER),
     ],
 )
 def test_an_answer_is_a_success_and_what_counts_is_a_failure(
@@ -122,14 +115,8 @@ def test_a_handler_cannot_have_a_breaker_that_its_registry_does_not_declare() ->
         with pytest.raises(ValueError) as refused:
             refuse()
         assert str(refused.value) == sentence
-    for wrong, said in (
-        (3, "the name of one breaker, not 3"),
-        (["x", "y"], r"the name of one breaker, not \['x', 'y'\]"),
-        (Breaker("x"), "its name: pass 'x'"),
-        ("a b", "a letter and up to 99 more"),
-    ):
-        with pytest.raises(ValueError, match=f"^breaker of payments/Refund must be {said}"):
-            registry.register("payments", "Refund", do_nothing, breaker=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="breaker must be a letter"):
+        registry.register("payments", "Refund", do_nothing, breaker=3)  # type: ignore[arg-type]
 
 
 def test_a_bound_handler_is_checked_and_named_like_any_other() -> None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cmdbus.settings import ThreadRange
-from cmdbus.worker.figures import Figures
-from cmdbus.worker.thread_policy import ThreadPolicy
+from cmdbus.worker.thread_policy import Figures, ThreadPolicy
 
 #: Threads, and seconds since the start.
 History = list[tuple[int, float]]
