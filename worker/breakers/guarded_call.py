@@ -2,13 +2,13 @@
 
 from collections.abc import MutableMapping
 from contextlib import AbstractContextManager
-from threading import get_ident
+from threading import Lock, get_ident
 from types import TracebackType
 from typing import Protocol
 
 from cmdbus.breakers import Verdict
 from cmdbus.clock import time
-from cmdbus.errors import BreakerOpenError
+from cmdbus.errors import BreakerOpenError, InvalidOperationError
 from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.breakers.reports import Report
 from cmdbus.worker.claims.claim import Claim, Connection
@@ -39,12 +39,27 @@ class GuardedCall:
     def __init__(self, breakers: Breakers, name: str, caller: Caller, calls: Calls) -> None:
         self._breakers, self._breaker = breakers, breakers.find(name)
         self._caller, self._calls = caller, calls
-        self._key = name, get_ident()
+        self._key = name, 0
+        #: It is held from its begin to its end.
+        self._block = Lock()
         self._probe: int | None = None
         #: It is a part of another one; or the whole execution, which a bound handler begins with.
         self._is_inner = self._is_whole = False
 
     def __enter__(self) -> None:
+        if not self._block.acquire(blocking=False):
+            raise InvalidOperationError(
+                "a block of context.breaker() was entered again before its end: call "
+                "context.breaker(name) for each block"
+            )
+        try:
+            self._begin()
+        except BaseException:
+            self._block.release()
+            raise
+
+    def _begin(self) -> None:
+        self._key = self._breaker.name, get_ident()
         self._is_inner = self._key in self._calls
         if not self._is_inner:
             caller, name = self._caller, self._breaker.name
@@ -65,12 +80,10 @@ class GuardedCall:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._is_inner:
-            return
-        if error is not None and self._caller.is_cut_off(error):
-            self._end(Verdict.NOTHING)
-        else:
-            self._end(self._breaker.verdict(error))
+        if not self._is_inner:
+            is_cut_off = error is not None and self._caller.is_cut_off(error)
+            self._end(Verdict.NOTHING if is_cut_off else self._breaker.verdict(error))
+        self._block.release()
 
     def timed_out(self) -> None:
         """Called by another thread: the command has timed out meanwhile."""
