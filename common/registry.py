@@ -300,8 +300,7 @@ class HandlerRegistry:
         return self._schedules.bound(self)
 
     def breakers(self) -> list[BreakerDeclaration]:
-        """All that it declares; a ValueError if a handler has a breaker that it does not
-        declare."""
+        """All that it declares; a ValueError if a handler has a breaker that is not declared."""
         return self._breakers.bound({each.name: each.breaker for each in self})
 
     def find_breaker(self, name: str) -> Breaker:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from cmdbus.board.board import Board
 from cmdbus.board.health import HealthReport
 from cmdbus.board.records import Role, SupervisorState
+from cmdbus.board.selected import Selected
 from cmdbus.clock import time
 from cmdbus.errors import BoardError, CmdbusError, EmbeddedError
 from cmdbus.exits import Exit, ExitStatus
@@ -207,6 +208,7 @@ def make_board(settings: Settings, path: Path, stacks: Path, types: int) -> Boar
         slots=settings.thread_range.most + _SPARE_SLOTS,
         command_types=min(_MAX_COMMAND_TYPES, types + _SPARE_COMMAND_TYPES),
         name=settings.name,
+        selected=Selected(settings.tags, settings.priorities, settings.age_share),
     )
 
 

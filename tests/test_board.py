@@ -169,6 +169,9 @@ def test_a_snapshot_shows_supervisor_and_steward_as_ps_does(board: Board) -> Non
         "name": "cmdbus",
         "pid": 1234,
         "state": "running",
+        "tags": [],
+        "priorities": [0, 10],
+        "age_share": 0,
         "seats": [],
         "steward": {
             "pid": 77,

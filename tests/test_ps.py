@@ -21,6 +21,7 @@ from cmdbus.board.board import Board
 from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import HEAD
 from cmdbus.board.records import ExitRecord, Phase, Restart, Role, SupervisorState, Verdict
+from cmdbus.board.selected import Selected
 from cmdbus.board.threads import SENTENCES, StepReason, ThreadsView
 from cmdbus.proc import PidState, pid_state
 from cmdbus.supervisor.runtime import board_path
@@ -157,6 +158,21 @@ def test_stopping_and_dead_processes_are_shown(place: Path, board: Board) -> Non
     assert [line.split()[0] for line in text.splitlines() if line.endswith("empty")] == ["0", "1"]
 
 
+def test_tags_priorities_and_age_share_of_a_fleet_are_shown(place: Path) -> None:
+    selected = Selected(("gpu", "eu"), (0, 4), 10)
+    with closing(Board.create(place, 2, 2, selected=selected)) as board:
+        supervised(board)
+        assert "\ntags gpu, eu; priorities 0-4; age share 10 %\n" in ps(place)
+        value = json.loads(ps(place, "--json"))
+    assert (value["tags"], value["priorities"], value["age_share"]) == (["gpu", "eu"], [0, 4], 10)
+
+
+def test_tags_that_do_not_fit_on_the_board_are_left_out(place: Path) -> None:
+    tags = [f"{number:03}".rjust(100, "t") for number in range(20)]
+    with closing(Board.create(place, 2, 2, selected=Selected(tags))) as board:
+        assert 5 < len(board.snapshot().selected.tags) < 20
+
+
 def test_as_json_it_has_the_documented_form(place: Path, board: Board) -> None:
     command_id = uuid4()
     slot = taken(board, 1, Role.WORKER)
@@ -164,7 +180,10 @@ def test_as_json_it_has_the_documented_form(place: Path, board: Board) -> None:
     board.seat(1).rss_bytes = 123_000_000
     assert "   117M  1 busy, 1 idle" in ps(place)
     value = json.loads(ps(place, "--json"))
-    assert set(value) == {"name", "pid", "state", "seats", "steward", "quarantine"}
+    assert set(value) == {"name", "pid", "state", "seats", "steward", "quarantine"} | {
+        *("tags", "priorities", "age_share")
+    }
+    assert (value["tags"], value["priorities"], value["age_share"]) == ([], [0, 10], 0)
     assert (value["name"], value["pid"], value["state"]) == ("cmdbus", os.getpid(), "running")
     assert value["quarantine"] is None and value["steward"]["pid"] is None
     seat, empty = value["seats"]

@@ -20,6 +20,7 @@ from cmdbus.board.layout import CELL, HEAD, MAGIC, NAME, VERSION, Layout
 from cmdbus.board.reader import Reader
 from cmdbus.board.records import Restart, SupervisorRecord, SupervisorState
 from cmdbus.board.seats import Seat
+from cmdbus.board.selected import EVERYTHING, SIZE, Selected
 from cmdbus.board.stack_files import open_ordinary
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.errors import BoardError
@@ -59,7 +60,7 @@ class Board(Reader):
         """For this process and those that it forks."""
         layout = Layout(seats, slots, command_types)
         memory = mmap.mmap(-1, layout.size)
-        _write_head(memory, layout, name)
+        _write_head(memory, layout, name, EVERYTHING)
         return cls(memory, layout, this_boot=True)
 
     @classmethod
@@ -71,6 +72,7 @@ class Board(Reader):
         *,
         command_types: int = COMMAND_TYPES,
         name: str = "cmdbus",
+        selected: Selected = EVERYTHING,
     ) -> Self:
         """Replaces the file at this path; only one process at a time may do so. `slots`: for the
         threads of a process that write, and successors of stuck ones."""
@@ -79,7 +81,7 @@ class Board(Reader):
         try:
             new.unlink(missing_ok=True)  # of a killed process
             memory = _reserve(new, layout.size)
-            _write_head(memory, layout, name)
+            _write_head(memory, layout, name, selected)
             new.rename(path)
         except OSError as error:
             with suppress(OSError):
@@ -170,11 +172,13 @@ def _map_to_read(path: Path) -> mmap.mmap:
         os.close(descriptor)
 
 
-def _write_head(memory: mmap.mmap, layout: Layout, name: str) -> None:
+def _write_head(memory: mmap.mmap, layout: Layout, name: str, selected: Selected) -> None:
     """Before any other process can read it."""
     shape = (layout.seats, layout.slots, layout.command_types, layout.size)
     memory[: HEAD.size] = HEAD.pack(MAGIC, VERSION, *shape, _boot_id())
     memory[offsets.BOARD_NAME * CELL : offsets.BOARD_NAME * CELL + NAME] = encode_name(name)
+    at = offsets.SELECTED * CELL
+    memory[at : at + SIZE] = selected.encode()
 
 
 def _read_head(memory: mmap.mmap) -> tuple[Layout, bool]:

@@ -14,6 +14,7 @@ cells of the head               written by                          read by
     changes of breakers
 | restarts, one for each reason the supervisor                      metrics
   undead                        the supervisor                      metrics, ps
+| tags, priorities, age share   the maker of the board              ps
 
 cells of a seat
 | SEATING role number           the supervisor                      steward, ps
@@ -73,7 +74,7 @@ from struct import Struct
 
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
 #: Raise it with each change of a position, a record or a number that is written.
-VERSION = 12
+VERSION = 13
 
 LINE = 8  # cells
 CELL = 8  # bytes
@@ -93,7 +94,8 @@ DOMAIN_PAUSES = LISTENING + 4
 BREAKER_CHANGES = LISTENING + 5
 RESTARTS = 5 * LINE
 UNDEAD = RESTARTS + 7
-HEAD_CELLS = 6 * LINE
+SELECTED = 6 * LINE
+HEAD_CELLS = SELECTED + 16 * LINE
 
 # A seat, from its beginning.
 SEATING_AT = 0

@@ -23,12 +23,14 @@ from cmdbus.board.records import (
     SlotState,
     SupervisorRecord,
 )
+from cmdbus.board.selected import SIZE, Selected
 from cmdbus.board.threads import ThreadsView
 from cmdbus.board.views import BoardView, ClaimView, CommandView, SeatView, SlotView
 
 _FORMAT = format_of(SlotRecord)
 _SLOT_BYTES = (offsets.IDENT + 1) * CELL
 _BODY = slice((offsets.SLOT_AT + 1) * CELL, (offsets.SLOT_AT + 1) * CELL + _FORMAT.struct.size)
+_SELECTED = slice(offsets.SELECTED * CELL, offsets.SELECTED * CELL + SIZE)
 _NAMES = slice(offsets.NAMES_AT * CELL, offsets.NAMES_AT * CELL + 2 * NAME)
 _STUCK_SEQUENCE = slice(offsets.STUCK_SEQUENCE * CELL, (offsets.STUCK_SEQUENCE + 1) * CELL)
 _IDENT = slice(offsets.IDENT * CELL, (offsets.IDENT + 1) * CELL)
@@ -58,6 +60,7 @@ class Reader:
         return BoardView(
             **fields_of(supervisor, SupervisorRecord),
             name=decode_name(name),
+            selected=Selected.decode(bytes(memory.bytes[_SELECTED])),
             this_boot=self._this_boot,
             listening=cells[offsets.LISTENING] == 1,
             armed=max(0, cells[offsets.ARMED]),

@@ -3,7 +3,7 @@ seats.py explain. A field that cannot be read is None. Times are monotonic nanos
 """
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from uuid import UUID
 
 from cmdbus.board.health import Health
@@ -16,6 +16,7 @@ from cmdbus.board.records import (
     SlotState,
     SupervisorRecord,
 )
+from cmdbus.board.selected import Selected
 from cmdbus.board.threads import ThreadsView
 
 _NS = 1_000_000_000
@@ -112,6 +113,8 @@ class SeatView(ProcessRecord):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardView(SupervisorRecord):
     name: str
+    #: What its workers claim.
+    selected: Selected
     #: False if the machine was booted after the board was made: its times and pids mean nothing.
     this_boot: bool
     listening: bool
@@ -153,6 +156,7 @@ class BoardView(SupervisorRecord):
             "name": self.name,
             "pid": self.pid,
             "state": self.state.name.lower() if self.state is not None else None,
+            **asdict(self.selected),
             "seats": [seat.to_dict(now, gone) for _, seat in sorted(self.workers.items())],
             "steward": {
                 "pid": steward.pid,

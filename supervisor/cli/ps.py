@@ -240,6 +240,8 @@ def _head(snapshot: PsSnapshot) -> Iterator[str]:
     if (since := snapshot.since(view.since)) != "-":
         text += f", began {since} ago"
     yield shorten(text, _WIDTH)
+    if selected := str(view.selected):
+        yield shorten(selected, _WIDTH)
     if not view.this_boot:
         yield "The machine was restarted since: this is the last state before that."
     elif state == "dead":
