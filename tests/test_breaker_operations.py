@@ -80,7 +80,44 @@ def test_a_breaker_stays_open_until_an_operator_closes_it_whatever_apps_declare(
     declare(connection, "shop")
     bus.breakers.close("stripe")
     assert [each.name for each in bus.breakers.list()] == ["smtp"]
-    assert [event.kind for event in bus.breakers.audit("stripe")] == ["OPENED", "CLOSED"]
+    assert [event.kind for event in bus.breakers.audit("stripe")] == [
+        *("OPENED", "UNDECLARED", "UNDECLARED", "CLOSED")
+    ]
+
+
+def test_a_new_cooldown_holds_for_one_that_has_begun(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    def for_seconds() -> float | None:
+        [record] = bus.breakers.list()
+        if record.retry_at is None:
+            return None
+        return round((record.retry_at - record.changed_at).total_seconds(), 1)
+
+    report(connection, failed_ago=[0, 0, 0])
+    assert for_seconds() == 30
+    bus.breakers.set("stripe", cooldown=600)
+    assert for_seconds() == 600
+    bus.breakers.set("stripe", cooldown=4)
+    assert for_seconds() == 4
+    declare(connection, "shop", {**STRIPE, "cooldown_seconds": 20})
+    bus.breakers.clear("stripe")
+    assert for_seconds() == 20
+    bus.breakers.open("stripe")
+    bus.breakers.set("stripe", cooldown=4)
+    assert for_seconds() is None
+
+
+def test_a_breaker_that_no_app_declares_any_longer_leaves_an_event(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    declare(connection, "mail", STRIPE)
+    declare(connection, "shop")
+    assert bus.breakers.audit("stripe") == []
+    declare(connection, "mail")
+    declare(connection, "mail")
+    [event] = bus.breakers.audit("stripe")
+    assert (event.kind, event.details) == ("UNDECLARED", {"app": "mail"})
 
 
 def test_each_change_is_recorded_with_operator_and_reason(bus: CommandBus) -> None:

@@ -75,22 +75,25 @@ def test_calls_are_not_made_while_it_is_open_and_are_made_again_after_a_good_pro
             assert worker.metrics()["cmdbus_breaker_denied_total"] >= 12 - made  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("closing", ["close", "reset", "probe"])
-def test_what_was_deferred_runs_as_soon_as_it_is_closed(
+@pytest.mark.parametrize("closing", ["close", "reset", "probe", "set"])
+def test_what_was_kept_runs_as_soon_as_an_operator_or_a_probe_lets_it(
     dsn: str, bus: CommandBus, other: OtherSide, connection: psycopg.Connection, closing: str
 ) -> None:
     with calling(dsn, other, cooldown=600):
         break_it(dsn, bus, other)
-        deferred = bus.send("payments", "Ask")
+        deferred, bound = bus.send("payments", "Ask"), bus.send("payments", "Charge")
         eventually(lambda: found(bus, deferred).error_code == "BREAKER_OPEN")
         other.error = None
         if closing == "probe":
             end_cooldown(connection)
             report(connection, probes=[take(connection)], verdicts=["SUCCESS"])
+        elif closing == "set":
+            bus.breakers.set("stripe", cooldown=0.1)
         else:
             getattr(bus.breakers, closing)("stripe")
-        bus.wait("payments", deferred, 5)
-        assert found(bus, deferred).attempts == 1
+        for each in (bound, deferred):
+            bus.wait("payments", each, 5)
+            assert found(bus, each).attempts == 1
 
 
 def test_a_node_logs_once_that_a_breaker_opens_and_once_that_it_is_closed_again(

@@ -34,13 +34,17 @@ BEGIN
 END
 $$;
 
--- Puts in force what is declared and set; states stay.
+-- Puts in force what is declared and set. States stay; a new cooldown holds for one that has begun,
+-- too.
 CREATE FUNCTION {schema}.put_breakers_in_force() RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
+DECLARE
+    before {schema}.breaker[];
 BEGIN
     -- In the order of names, as reports lock them.
     PERFORM FROM {schema}.breaker b ORDER BY b.name FOR UPDATE;
+    before := ARRAY(SELECT b FROM {schema}.breaker b);
     PERFORM {schema}.forget_undeclared_breakers(NULL);
     INSERT INTO {schema}.breaker AS b (
         name, failures, window_seconds, cooldown_seconds, probes, covers)
@@ -54,10 +58,16 @@ BEGIN
     ON CONFLICT (name) DO UPDATE SET
         failures = EXCLUDED.failures, window_seconds = EXCLUDED.window_seconds,
         cooldown_seconds = EXCLUDED.cooldown_seconds, probes = EXCLUDED.probes,
-        covers = EXCLUDED.covers
+        covers = EXCLUDED.covers,
+        retry_at = b.retry_at + CASE WHEN b.state = 'OPEN'
+            THEN make_interval(secs => EXCLUDED.cooldown_seconds - b.cooldown_seconds)
+            ELSE '0' END
     WHERE (b.failures, b.window_seconds, b.cooldown_seconds, b.probes, b.covers)
         IS DISTINCT FROM (EXCLUDED.failures, EXCLUDED.window_seconds, EXCLUDED.cooldown_seconds,
                           EXCLUDED.probes, EXCLUDED.covers);
+    PERFORM {schema}.tell_breaker(b, true), {schema}.end_deferrals(b.name)
+    FROM unnest(before) e JOIN {schema}.breaker b ON b.name = e.name
+    WHERE b.retry_at < e.retry_at;
 END
 $$;
 
@@ -92,6 +102,9 @@ BEGIN
         b.covers
     FROM json_populate_recordset(NULL::{schema}.breaker_declared, p_breakers) b;
     PERFORM {schema}.put_breakers_in_force();
+    PERFORM {schema}.note_breaker(e.name, 'UNDECLARED', json_build_object('app', p_app))
+    FROM unnest(earlier) e
+    WHERE NOT EXISTS (SELECT FROM {schema}.breaker_declared d WHERE d.name = e.name);
     RETURN QUERY
     SELECT e.name::text, {schema}.breaker_declaration(e), CASE WHEN l.name IS NOT NULL
         THEN {schema}.breaker_declaration(l) END
