@@ -172,9 +172,9 @@ def test_an_operators_role_suffices_and_a_monitor_only_reads(dsn: str, bus: Comm
         bus.breakers.clear("stripe", connection=operator)
     with role(dsn, "monitor") as monitor:
         assert len(bus.breakers.list(connection=monitor)) == 1
-        assert len(bus.breakers.audit("stripe", connection=monitor)) == 5
-        with pytest.raises(MissingRightError):
-            bus.breakers.open("stripe", connection=monitor)
+        for refused in (bus.breakers.open, bus.breakers.audit):
+            with pytest.raises(MissingRightError):
+                refused("stripe", connection=monitor)
 
 
 def test_breakers_are_shown_and_changed_at_a_terminal(

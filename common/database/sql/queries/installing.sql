@@ -131,7 +131,8 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT ON SEQUENCE {schema}.armed TO {role};
 
 -- name: grant_monitor
--- May see every command and its progress, but no payload, result or message.
+-- May see every command and its progress, but no payload, result or message; and what operators
+-- have set now, but no audit trail.
 GRANT SELECT (domain, command_id, type, status, priority, attempts, max_attempts, error_code,
               correlation_id, reply_to, batch_id, created_at, due_at, started_at, finished_at,
               worker) ON {schema}.command TO {role};
@@ -147,8 +148,7 @@ GRANT SELECT (domain, type, error_code, failed_at) ON {schema}.troubleshooting T
 GRANT SELECT ON
     {schema}.domain,
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
-    {schema}.breaker, {schema}.breaker_declared, {schema}.breaker_set, {schema}.breaker_probe,
-    {schema}.breaker_event
+    {schema}.breaker, {schema}.breaker_declared, {schema}.breaker_set, {schema}.breaker_probe
     TO {role};
 GRANT SELECT (name, terms, app, paused, counts_from, next_tick, look_at, last_tick, last_command_id,
               left_out, left_out_at, last_error) ON {schema}.schedule TO {role};
