@@ -3,10 +3,12 @@ declare, what counts as a failure, and the sentences about them. Pure."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
 from cmdbus.checks import check_name, check_seconds, check_whole, did_you_mean, shown
+from cmdbus.counting import seconds_text
 from cmdbus.errors import (
     BreakerOpenError,
     BusinessRuleError,
@@ -58,9 +60,11 @@ class BreakerTerms:
     probes: int
 
     def __str__(self) -> str:
-        failures = f"{self.failures} failure{'s' * (self.failures > 1)} in {self.window:g} s"
+        failures = (
+            f"{self.failures} failure{'s' * (self.failures > 1)} in {seconds_text(self.window)}"
+        )
         probes = f"{self.probes} probe{'s' * (self.probes > 1)}"
-        return f"opens at {failures}, for {self.cooldown:g} s, then {probes}"
+        return f"opens at {failures}, for {seconds_text(self.cooldown)}, then {probes}"
 
 
 #: The columns of the terms in the schema.
@@ -85,8 +89,9 @@ class Breaker:
 
     name: str
     failures: int = 5
-    window: float = 60.0
-    cooldown: float = 30.0
+    #: Seconds, or a timedelta; read as seconds.
+    window: float | timedelta = 60.0
+    cooldown: float | timedelta = 30.0
     probes: int = 1
     counts: tuple[type[BaseException], ...] = (TransientCommandError, TimeoutError)
 
@@ -158,7 +163,8 @@ def check_terms(name: str, terms: Mapping[str, Any]) -> dict[str, Any]:
             most = MAX_FAILURES if option == "failures" else MAX_PROBES
             checked[option] = check_whole(what, value, 1, most)
         else:
-            checked[option] = check_seconds(what, value)
+            is_delta = isinstance(value, timedelta)
+            checked[option] = check_seconds(what, value.total_seconds() if is_delta else value)
     return checked
 
 
@@ -192,10 +198,10 @@ class DeclaredBreakers:
         self._breakers[breaker.name] = breaker
 
     def find(self, name: str) -> Breaker:
-        """For a call. A ValueError if it is not declared."""
+        """For a call. A PermanentCommandError if it is not declared: no later attempt finds it."""
         if name not in self._breakers:
             what = f"context.breaker({name!r:.80}) is a breaker that the registry does not declare"
-            raise ValueError(f"{what}: {self._hint(str(name))}")
+            raise PermanentCommandError("UNKNOWN_BREAKER", f"{what}: {self._hint(str(name))}")
         return self._breakers[name]
 
     def bound(self, uses: Mapping[str, str | None]) -> list[BreakerDeclaration]:
@@ -218,6 +224,15 @@ class DeclaredBreakers:
     def _hint(self, name: str) -> str:
         question = did_you_mean(name, self._breakers)
         return question or "declare it with registry.breaker(Breaker(...))"
+
+
+def check_bound(what: str, breaker: object) -> str:
+    """The name of the breaker of a handler."""
+    if isinstance(breaker, Breaker):
+        raise ValueError(f"{what} must be its name: pass {breaker.name!r}")
+    if not isinstance(breaker, str):
+        raise ValueError(f"{what} must be the name of one breaker, not {shown(breaker)}")
+    return check_name(what, breaker)
 
 
 def guarded(function: Callable[..., Any], name: str) -> Callable[..., Any]:

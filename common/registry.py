@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
-from cmdbus.breakers import Breaker, BreakerDeclaration, DeclaredBreakers, guarded
+from cmdbus.breakers import Breaker, BreakerDeclaration, DeclaredBreakers, check_bound, guarded
 from cmdbus.callables import check_callable, name_of
 from cmdbus.checks import check_name, check_options, check_seconds
 from cmdbus.command import Command
@@ -112,7 +112,7 @@ class Handler:
         object.__setattr__(self, "policy", self.retry or RetryPolicy())
         run = self.function
         if self.breaker is not None:
-            run = guarded(run, check_name("breaker", self.breaker))
+            run = guarded(run, check_bound(f"breaker of {self.domain}/{self.type}", self.breaker))
         object.__setattr__(self, "run", run)
 
 

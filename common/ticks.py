@@ -85,7 +85,7 @@ class CronLine:
         return first, 0
 
 
-class Passed(NamedTuple):
+class TickPlan(NamedTuple):
     """What becomes of ticks up to now."""
 
     #: Those for which commands are sent, the earliest first.
@@ -95,7 +95,7 @@ class Passed(NamedTuple):
     next_tick: datetime | None
 
 
-def passed(ticks: Ticks, first: datetime, now: datetime, missed: str) -> Passed:
+def plan_ticks(ticks: Ticks, first: datetime, now: datetime, missed: str) -> TickPlan:
     """What becomes of `first` and those after it, up to `now`, by the option `missed`. Of very
     many the earliest are left out first, and the next tick is not later than now."""
     begin, left_out = ticks.skip(first, now)
@@ -106,13 +106,13 @@ def passed(ticks: Ticks, first: datetime, now: datetime, missed: str) -> Passed:
             next_tick = tick
             break
         if len(due) > MAX_READ:
-            return Passed([], left_out + len(due) - MAX_ALL, due[-MAX_ALL])
+            return TickPlan([], left_out + len(due) - MAX_ALL, due[-MAX_ALL])
         due.append(tick)
-    kept = _kept(due, now, missed)
-    return Passed(kept, left_out + len(due) - len(kept), next_tick)
+    sent = _to_send(due, now, missed)
+    return TickPlan(sent, left_out + len(due) - len(sent), next_tick)
 
 
-def _kept(due: list[datetime], now: datetime, missed: str) -> list[datetime]:
+def _to_send(due: list[datetime], now: datetime, missed: str) -> list[datetime]:
     if missed == "all":
         return due[-MAX_ALL:]
     if missed == "one":

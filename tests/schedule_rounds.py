@@ -31,7 +31,7 @@ def run_to_the_end(each: ScheduleRound, connection: psycopg.Connection) -> None:
 def due(connection: psycopg.Connection, name: str, first: datetime) -> None:
     """Sets the next tick of a schedule."""
     connection.execute(
-        "UPDATE cmdbus.schedule SET next_tick = %s, look_at = %s WHERE name = %s",
+        "UPDATE cmdbus.schedule SET next_tick = %s, check_at = %s WHERE name = %s",
         (first, first, name),
     )
 

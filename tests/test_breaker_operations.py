@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -31,7 +32,7 @@ def test_breakers_are_listed_with_their_state_and_what_is_declared_and_set(
 ) -> None:
     declare(connection, "mail", {**STRIPE, "name": "smtp", "covers": []})
     bus.breakers.set("stripe", failures=9, cooldown=5, operator="ann", reason="flaky")
-    bus.breakers.set("stripe", cooldown=6)
+    bus.breakers.set("stripe", cooldown=timedelta(seconds=6))
     report(connection, failed_ago=[1, 0])
     smtp, stripe = bus.breakers.list()
     assert (smtp.name, smtp.covers, smtp.set) == ("smtp", [], None)
@@ -149,12 +150,12 @@ def test_reset_forgets_failures_and_close_does_not(
     assert bus.breakers.list()[0].failures == 0
 
 
-@pytest.mark.parametrize("verb", ["open", "close", "reset", "set"])
+@pytest.mark.parametrize("verb", ["open", "close", "reset", "set", "audit"])
 def test_a_name_that_no_breaker_has_is_refused(bus: CommandBus, verb: str) -> None:
     options = {"probes": 2} if verb == "set" else {}
     with pytest.raises(InvalidOperationError, match="'strpe': did you mean 'stripe'"):
         getattr(bus.breakers, verb)("strpe", **options)
-    assert bus.breakers.audit("strpe") == []
+    assert bus.breakers.audit("stripe") == []
 
 
 def test_impossible_terms_are_refused(bus: CommandBus) -> None:
@@ -195,7 +196,7 @@ def test_breakers_are_shown_and_changed_at_a_terminal(
     assert "CLOSED" in done(run("close", "stripe"))
     changed = done(run("set", "stripe", "--cooldown", "5m", "--failures", "20")).splitlines()
     assert changed[1].startswith("  opens at 20 failures in 60 s, for 300 s, then 2 probes")
-    assert changed[3].startswith("  set       failures 20, cooldown 300  by ")
+    assert changed[3].startswith("  set       failures 20, cooldown 300 s  by ")
     assert len(done(run("clear", "stripe")).splitlines()) == 3
     report(connection, failed_ago=[0, 0, 0])
     assert " OPEN since " in done(run("list")) and ", probes from " in done(run("list"))

@@ -1,5 +1,6 @@
 """Circuit breakers as values: what is declared, what counts, and how long commands are deferred."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -25,6 +26,13 @@ def test_a_breaker_has_these_terms_by_default() -> None:
     assert STRIPE.terms == BreakerTerms(failures=5, window=60, cooldown=30, probes=1)
     assert STRIPE.counts == (TransientCommandError, TimeoutError)
     assert str(STRIPE.terms) == "opens at 5 failures in 60 s, for 30 s, then 1 probe"
+
+
+def test_times_are_seconds_or_timedeltas_and_long_ones_are_shown_in_hours_and_days() -> None:
+    breaker = Breaker("stripe", window=timedelta(hours=1), cooldown=timedelta(days=400))
+    assert breaker.terms == BreakerTerms(failures=5, window=3600.0, cooldown=34560000.0, probes=1)
+    assert str(breaker.terms) == "opens at 5 failures in 1h, for 400d, then 1 probe"
+    assert str(Breaker("x", cooldown=100_000.5).terms).endswith("for 100000.5 s, then 1 probe")
 
 
 @pytest.mark.parametrize(
@@ -115,8 +123,14 @@ def test_a_handler_cannot_have_a_breaker_that_its_registry_does_not_declare() ->
         with pytest.raises(ValueError) as refused:
             refuse()
         assert str(refused.value) == sentence
-    with pytest.raises(ValueError, match="breaker must be a letter"):
-        registry.register("payments", "Refund", do_nothing, breaker=3)  # type: ignore[arg-type]
+    for wrong, said in (
+        (3, "the name of one breaker, not 3"),
+        (["x", "y"], r"the name of one breaker, not \['x', 'y'\]"),
+        (Breaker("x"), "its name: pass 'x'"),
+        ("a b", "a letter and up to 99 more"),
+    ):
+        with pytest.raises(ValueError, match=f"^breaker of payments/Refund must be {said}"):
+            registry.register("payments", "Refund", do_nothing, breaker=wrong)  # type: ignore[arg-type]
 
 
 def test_a_bound_handler_is_checked_and_named_like_any_other() -> None:

@@ -127,11 +127,11 @@ def test_a_start_says_which_limits_of_living_nodes_it_changes(
     with running(dsn, limited(concurrency=5)):
         eventually(lambda: rows(dsn, "SELECT FROM cmdbus.node"))
         assert declaring(own, shared, other) == []
-        begin = "the limit {}, which a node that is running has declared, is now"
+        begin = "the limit {}, which a node that is running has declared, is now:"
         assert declaring(changed) == [
-            f"{begin.format('payments/Debit')} in order (block on trouble), by key; it was "
+            f"{begin.format('payments/Debit')} in order (block on trouble), by key; it was: "
             f"5 at once, by key",
-            f"{begin.format('stripe')} not declared; it was 2/s, for payments",
+            f"{begin.format('stripe')} not declared; it was: 2/s, for payments",
         ]
 
 
@@ -152,7 +152,7 @@ def test_a_fleet_declares_its_limits_before_its_workers_start_and_at_a_reload(
     fleet.await_successors(pids)
     assert fleet.query(in_force) == [("stripe", 7)]
     [warning] = fleet.logged("limits:")
-    assert "stripe, which a node that is running has declared, is now 7 at once" in warning
+    assert "stripe, which a node that is running has declared, is now: 7 at once" in warning
     write_app(fleet.place, LIMITED.format(concurrency=9))
     pids = fleet.pids().values()
     with psycopg.connect(fleet.dsn) as other:

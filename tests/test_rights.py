@@ -34,7 +34,7 @@ SCHEDULE_TABLES = ("schedule", "schedule_added", "schedule_declared")
 #: Columns of these without data.
 SEEN_OF_SCHEDULES = [
     *("schedule.name", "schedule.terms", "schedule.app", "schedule.paused", "schedule.left_out"),
-    *("schedule.counts_from", "schedule.next_tick", "schedule.look_at", "schedule.last_tick"),
+    *("schedule.counts_from", "schedule.next_tick", "schedule.check_at", "schedule.last_tick"),
     *("schedule.last_command_id", "schedule.left_out_at", "schedule.last_error"),
     *("schedule_declared.name", "schedule_declared.app", "schedule_declared.terms"),
     *("schedule_declared.declared_at", "schedule_added.name", "schedule_added.terms"),

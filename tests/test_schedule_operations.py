@@ -137,7 +137,7 @@ def test_a_changed_time_counts_from_now_and_other_changes_keep_the_next_tick(
     declaring(connection, "shop", NIGHTLY)
     began = counts_from(connection)
     past = datetime(2026, 1, 1, tzinfo=UTC)
-    set_past = "UPDATE cmdbus.schedule SET next_tick = %s, look_at = %s"
+    set_past = "UPDATE cmdbus.schedule SET next_tick = %s, check_at = %s"
     connection.execute(set_past, (past, past))
     values = {"name": "nightly", "domain": "shop", "type": "Close"}
     same = Schedule(**values, cron="0 3 * * *", timezone="Europe/Zurich", data="[1]", priority=1)  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ def test_a_start_counts_from_now_where_the_clock_was_set_back(
     declaring(connection, "shop", HOURLY)
     connection.execute(
         "UPDATE cmdbus.schedule SET last_tick = now() + '1 year', next_tick = now() + '1 year',"
-        " look_at = now() + '1 year'"
+        " check_at = now() + '1 year'"
     )
     declaring(connection, "shop", HOURLY)
     next_tick = listed(bus)["hourly"].next_tick
@@ -183,7 +183,7 @@ def test_a_paused_schedule_has_no_ticks_until_it_is_resumed(
     declaring(connection, "shop", Schedule(name="hourly", domain="shop", type="Count", every=60))
     record = listed(bus)["hourly"]
     assert (record.paused, record.next_tick, record.every) == (True, None, 60)
-    assert scalar(connection, "SELECT look_at FROM cmdbus.schedule") is None
+    assert scalar(connection, "SELECT check_at FROM cmdbus.schedule") is None
     before = counts_from(connection, "hourly")
     bus.schedules.resume("hourly")
     assert counts_from(connection, "hourly") > before

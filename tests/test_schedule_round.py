@@ -128,7 +128,7 @@ def test_a_refused_tick_stays_due_and_is_tried_again(
         due(connection, name, hours_ago(0))
     for _ in range(2):
         round_of().run(connection)
-        connection.execute("UPDATE cmdbus.schedule SET look_at = now() WHERE name = 'hourly'")
+        connection.execute("UPDATE cmdbus.schedule SET check_at = now() WHERE name = 'hourly'")
     [refused, sent] = bus.schedules.list()
     assert (refused.next_tick, refused.last_tick) == (hours_ago(0), None)
     assert refused.last_error == "the domain does not accept commands"
@@ -247,7 +247,7 @@ def test_a_worker_that_waits_learns_of_a_new_schedule_and_sends_its_ticks(
         for n in range(3):
             connection.execute(
                 "UPDATE cmdbus.schedule SET next_tick = now() + '0.2 s',"
-                " look_at = now() + '0.2 s'; SELECT cmdbus.wake_at(now())"
+                " check_at = now() + '0.2 s'; SELECT cmdbus.wake_at(now())"
             )
             eventually(partial(sent_more_than, n))
             assert scalar(connection, LATE) < 0.5
@@ -272,7 +272,7 @@ def test_without_schedules_a_steward_sends_no_statement_for_them(
 
 def test_the_first_of_thousands_is_found_by_an_index(connection: psycopg.Connection) -> None:
     connection.execute(
-        "INSERT INTO cmdbus.schedule (name, terms, data, next_tick, look_at)"
+        "INSERT INTO cmdbus.schedule (name, terms, data, next_tick, check_at)"
         " SELECT 's' || n, ROW('payments', 'Debit', NULL, 60, 'UTC', 'one', 0, 5, NULL, NULL)"
         "::cmdbus.schedule_columns, 'null', now() + n * interval '1 s', now() + n * interval '1 s'"
         " FROM generate_series(1, 5000) n"
@@ -280,7 +280,7 @@ def test_the_first_of_thousands_is_found_by_an_index(connection: psycopg.Connect
     values = {"skipped": ["s1"], "reads_cron": True, "count": 100}
     explain = b"EXPLAIN " + statement("read_due_schedules", "cmdbus")
     plan = [line for (line,) in connection.execute(explain, values).fetchall()]
-    assert any("schedule_by_look_at" in line for line in plan), plan
+    assert any("schedule_by_check_at" in line for line in plan), plan
     timers = Timers(ClaimStatements("cmdbus", 30), ["payments"], ["payments Debit"])
     timers.promote_and_read(connection, leases=False)
     assert timers.seen.ticks == pytest.approx(1.0, abs=0.9)

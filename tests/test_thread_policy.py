@@ -5,7 +5,8 @@ from thread_plants import Plant, run, run_together, steps
 
 from cmdbus.board.threads import StepReason
 from cmdbus.settings import ThreadRange
-from cmdbus.worker.thread_policy import Figures, ThreadPolicy
+from cmdbus.worker.figures import Figures
+from cmdbus.worker.thread_policy import ThreadPolicy
 
 WIDE = ThreadRange(1, 32)
 WAITING = Plant(io=0.02)

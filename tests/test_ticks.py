@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from cmdbus.ticks import MAX_ALL, MAX_READ, Passed, command_id, due_time, passed, ticks_of
+from cmdbus.ticks import MAX_ALL, MAX_READ, TickPlan, command_id, due_time, plan_ticks, ticks_of
 
 ZURICH, NEW_YORK, LORD_HOWE = "Europe/Zurich", "America/New_York", "Australia/Lord_Howe"
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -99,15 +99,15 @@ def test_missed_decides_what_becomes_of_ticks_that_are_late(
 ) -> None:
     now = NOON + timedelta(seconds=late)
     every = [NOON + n * MINUTE for n in range(count + 1)]
-    found = passed(ticks, NOON, now, missed)  # type: ignore[arg-type]
-    assert found == Passed(every[:count][count - sent : count], left_out, every[count])
+    found = plan_ticks(ticks, NOON, now, missed)  # type: ignore[arg-type]
+    assert found == TickPlan(every[:count][count - sent : count], left_out, every[count])
 
 
 def test_very_many_ticks_are_left_out_in_several_steps() -> None:
     """A year of minutes would take seconds at once."""
     now, first, left_out, steps = NOON + 50_000 * MINUTE, NOON, 0, 0
     while True:
-        found = passed(MINUTES, first, now, "all")
+        found = plan_ticks(MINUTES, first, now, "all")
         left_out, steps = left_out + found.left_out, steps + 1
         if found.sent:
             break
@@ -115,8 +115,8 @@ def test_very_many_ticks_are_left_out_in_several_steps() -> None:
         first = found.next_tick
     assert (left_out + MAX_ALL, steps) == (50_001, 3)
     assert found.sent[-1] == now and found.next_tick == now + MINUTE
-    seconds = passed(ticks_of(None, 1, "UTC"), NOON, now, "one")
-    assert seconds == Passed([now], 3_000_000, now + timedelta(seconds=1))
+    seconds = plan_ticks(ticks_of(None, 1, "UTC"), NOON, now, "one")
+    assert seconds == TickPlan([now], 3_000_000, now + timedelta(seconds=1))
 
 
 def test_no_more_ticks_are_read_than_are_due() -> None:
@@ -132,7 +132,7 @@ def test_no_more_ticks_are_read_than_are_due() -> None:
         def skip(self, first: datetime, now: datetime) -> tuple[datetime, int]:
             return first, 0
 
-    passed(Counted(), NOON, NOON + 2 * MINUTE, "all")
+    plan_ticks(Counted(), NOON, NOON + 2 * MINUTE, "all")
     assert len(read) == 3
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cmdbus.settings import ThreadRange
-from cmdbus.worker.thread_policy import Figures, ThreadPolicy
+from cmdbus.worker.figures import Figures
+from cmdbus.worker.thread_policy import ThreadPolicy
 
 #: Threads, and seconds since the start.
 History = list[tuple[int, float]]

@@ -127,12 +127,12 @@ class Concurrency:
         else:
             policy.observe(figures)
         if policy is self._policy and policy.threads != self.number:
-            self._follow(policy, threads)
+            self._take_step(policy, threads)
 
     def _count_shortages(self, threads: ThreadPool) -> int:
         return self._telemetry.health.exhaustions + threads.refused
 
-    def _follow(self, policy: ThreadPolicy, threads: ThreadPool) -> None:
+    def _take_step(self, policy: ThreadPolicy, threads: ThreadPool) -> None:
         try:
             self._resize(policy.threads, policy.reason)
         except (RuntimeError, NoSlotError) as error:

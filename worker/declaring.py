@@ -71,5 +71,5 @@ def _change(
     new = "not declared" if after is None else _OF[kind](name, after).what
     return (
         f"the {kind.removesuffix('s')} {title(name)}, which a node that is running has declared, "
-        f"is now {new}; it was {_OF[kind](name, before).what}"
+        f"is now: {new}; it was: {_OF[kind](name, before).what}"
     )

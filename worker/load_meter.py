@@ -3,8 +3,8 @@
 from cmdbus.board.counters import LoadView
 from cmdbus.clock import time
 from cmdbus.proc import CpuLoad
+from cmdbus.worker.figures import Figures
 from cmdbus.worker.pipeline.telemetry import Telemetry
-from cmdbus.worker.thread_policy import Figures
 from cmdbus.worker.thread_pool import ThreadPool
 
 #: Seconds between two readings at least.

@@ -17,97 +17,46 @@ from math import ceil
 
 from cmdbus.board.threads import StepReason
 from cmdbus.settings import ThreadRange
+from cmdbus.worker.figures import Figures
 
 #: Seconds after a step whose figures are ignored: threads connect, or end their commands.
 _SETTLE_SECONDS = 0.9
-#: Seconds of a window at least, and at most if few commands end; the number that is enough.
-_WINDOW_SECONDS, _MAX_WINDOW_SECONDS, _ENOUGH_ENDED = 1.9, 3.9, 30
-#: Commands in a window below which throughput says nothing.
-_MIN_ENDED = 10
-#: Busy threads, as a share of all: with more, commands wait; with fewer, threads are idle. If no
-#: claim found the queue empty, the lower share is enough, as commands also take time outside of
-#: their handlers.
-_FULL, _IDLE = 0.85, 0.6
-#: Share of the claims that may find nothing while commands wait.
-_MAX_EMPTY = 0.1
-#: The share of busy threads that a step for idle ones aims at.
+#: Seconds of a window, at least.
+_WINDOW_SECONDS = 1.9
+#: Ended commands that make a window of this length enough.
+_ENOUGH_ENDED = 30
+#: Seconds of a window in which fewer commands end, at most.
+_MAX_WINDOW_SECONDS = 3.9
+#: Busy threads, as a share of all, that a step for idle ones aims at.
 _TARGET = 0.75
 #: Seconds for which threads are idle before some end.
 _IDLE_SECONDS = 10.0
-#: The gain that keeps a step to twice as many, and the loss that keeps one to none of them.
+#: Share of the throughput that a step to twice as many threads must add; a smaller one in
+#: proportion. Times the share of threads that a step removes, it is what that may lose.
 _GAIN = 0.1
-#: The first steps, and those near the best number.
-_FAR, _NEAR = 2.0, 1.4
-#: Seconds between two trials of a direction: after a large step that failed, after the first small
-#: one, and at most; each failure doubles them.
-_SOON_SECONDS, _HOLD_SECONDS, _MAX_HOLD_SECONDS = 3.0, 15.0, 300.0
+#: Factor of the number in the first steps.
+_FAR = 2.0
+#: Factor of the number in steps near the best one.
+_NEAR = 1.4
+#: Seconds until the next trial of a direction after the first that failed; each failure doubles
+#: them.
+_SOON_SECONDS = 3.0
+#: The same after a small step.
+_HOLD_SECONDS = 15.0
+#: Seconds between two trials of a direction, at most.
+_MAX_HOLD_SECONDS = 300.0
 #: Seconds between two trials of fewer threads that no figure suggests.
 _PROBE_SECONDS = 60.0
 #: Seconds without growth after the system had nothing left for more threads.
 _REFUSED_SECONDS = 60.0
-#: CPUs that a process uses whose threads wait for the interpreter lock; and, while all CPUs of the
-#: machine are busy, those of one that is among the causes.
-_CPU_BUSY, _CPU_SHARE, _MACHINE_BUSY = 0.9, 0.5, 0.95
-#: Factor by which handlers are slower than before; and what a changed load differs by: a factor of
-#: its throughput, or CPUs.
-_SLOWER, _CHANGED, _CHANGED_CPU = 1.5, 1.4, 0.4
+#: Factor by which handlers take longer than before, from which fewer threads are tried.
+_SLOWER = 1.5
+#: Factor of the throughput, up or down, that shows a changed load.
+_CHANGED = 1.4
+#: CPUs, more or fewer, that show a changed load.
+_CHANGED_CPU = 0.4
 #: Seconds between two changes of the load that count.
 _CHANGE_SECONDS = 20.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """Of some seconds of one process."""
-
-    seconds: float = 0.0
-    #: Executions that have ended.
-    ended: int = 0
-    #: Seconds in which threads ran handlers, summed over the threads.
-    busy: float = 0.0
-    #: Claims, and those of them that found no command.
-    claims: int = 0
-    empty: int = 0
-    #: Seconds of CPU that the process used.
-    cpu: float = 0.0
-    #: Seconds in which the CPUs that it may use were busy, as a part of all.
-    machine: float = 0.0
-
-    def __add__(self, other: "Figures") -> "Figures":
-        return Figures(
-            seconds=self.seconds + other.seconds,
-            ended=self.ended + other.ended,
-            busy=self.busy + other.busy,
-            claims=self.claims + other.claims,
-            empty=self.empty + other.empty,
-            cpu=self.cpu + other.cpu,
-            machine=self.machine + other.machine,
-        )
-
-    @property
-    def rate(self) -> float:
-        return self.ended / self.seconds
-
-    @property
-    def busy_threads(self) -> float:
-        return self.busy / self.seconds
-
-    @property
-    def cpus(self) -> float:
-        return self.cpu / self.seconds
-
-    @property
-    def is_telling(self) -> bool:
-        """Whether its throughput can be compared with another one's."""
-        return self.ended >= _MIN_ENDED
-
-    @property
-    def is_cpu_busy(self) -> bool:
-        machine = self.machine / self.seconds
-        return self.cpus >= _CPU_BUSY or (machine >= _MACHINE_BUSY and self.cpus >= _CPU_SHARE)
-
-    def has_waiting_work(self, threads: int) -> bool:
-        share = self.busy_threads / threads
-        return share >= _FULL or (share >= _IDLE and self.empty <= _MAX_EMPTY * self.claims)
 
 
 class _Direction:
@@ -201,7 +150,7 @@ class ThreadPolicy:
             self._check_idle(window)
             return
         self._idle_since = None
-        if trial is not None and not self._keeps(trial, window):
+        if trial is not None and not self._accepts(trial, window):
             return
         changed = trial is None and self._has_changed(window)
         if changed:
@@ -211,7 +160,7 @@ class ThreadPolicy:
             self._reference = window
 
     def _check_idle(self, window: Figures) -> None:
-        if window.busy_threads >= _IDLE * self.threads:
+        if not window.has_idle_threads(self.threads):
             self._idle_since = None
             return
         if self._idle_since is None:
@@ -245,12 +194,16 @@ class ThreadPolicy:
         self._changed_at = self._now
         return True
 
-    def _keeps(self, trial: _Trial, window: Figures) -> bool:
+    def _accepts(self, trial: _Trial, window: Figures) -> bool:
         """Whether the trial's step was good; else takes it back."""
         if self.threads > trial.threads:
             tried, other, good = self._more, self._fewer, _has_gained(trial, self.threads, window)
         else:
-            tried, other, good = self._fewer, self._more, _has_kept(trial, self.threads, window)
+            tried, other, good = (
+                self._fewer,
+                self._more,
+                _did_as_much(trial, self.threads, window),
+            )
         if good:
             gain = window.rate / trial.before.rate if trial.before.ended else 1.0
             self._fewer_gains = tried is self._fewer and gain > 1 + _GAIN / 2
@@ -315,12 +268,12 @@ def _has_gained(trial: _Trial, threads: int, window: Figures) -> bool:
     return window.rate >= trial.before.rate * (1 + _GAIN * share)
 
 
-def _has_kept(trial: _Trial, threads: int, window: Figures) -> bool:
+def _did_as_much(trial: _Trial, threads: int, window: Figures) -> bool:
     """Whether fewer threads did as much."""
     if not (trial.before.is_telling and window.is_telling):
         return window.is_cpu_busy
     loss = _GAIN * (1 - threads / trial.threads)
-    if window.cpus >= _CPU_BUSY:
+    if window.is_bound_by_one_cpu:
         loss *= 2  # They use the CPU as before: most of the loss is noise.
     return window.rate >= trial.before.rate * (1 - loss)
 

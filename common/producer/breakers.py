@@ -3,7 +3,7 @@ operators set."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -120,8 +120,8 @@ class BreakerOperations:
         name: str,
         *,
         failures: int = NOT_GIVEN,
-        window: float = NOT_GIVEN,
-        cooldown: float = NOT_GIVEN,
+        window: float | timedelta = NOT_GIVEN,
+        cooldown: float | timedelta = NOT_GIVEN,
         probes: int = NOT_GIVEN,
         operator: str | None = None,
         reason: str | None = None,
@@ -130,9 +130,9 @@ class BreakerOperations:
         """Sets those terms that are given of the breaker `name`; they win over declared ones until
         `clear`.
 
-        They are those of a Breaker: it opens at `failures` failures within `window` seconds, for
-        `cooldown` seconds, and then lets `probes` calls at a time through. Recorded with
-        `operator` and `reason`.
+        They are those of a Breaker: it opens at `failures` failures within `window`, for
+        `cooldown`, and then lets `probes` calls at a time through. Times are seconds or timedeltas.
+        Recorded with `operator` and `reason`.
         """
         terms = {"failures": failures, "window": window, "cooldown": cooldown, "probes": probes}
         given = {option: value for option, value in terms.items() if value is not NOT_GIVEN}
@@ -160,9 +160,12 @@ class BreakerOperations:
         """The latest 1000 changes of the breaker `name`, oldest first: OPENED, HALF_OPENED, CLOSED,
         RESET, SET, CLEARED; the message is an operator's reason."""
         values = {"name": check_name("breaker", name)}
-        return self._connections.records(
+        found = self._connections.records(
             AuditEvent, connection, "read_breaker_audit", "monitor", **values
         )
+        if not found:
+            self._check_known(connection, name)
+        return found
 
     def _steer(
         self,
@@ -179,14 +182,18 @@ class BreakerOperations:
         [refusal] = self._connections.row_once(connection, function, **values)
         name = values["name"]
         if refusal == "unknown":
-            names = [each.name for each in self.list(connection=connection)]
-            hint = did_you_mean(name, names) or "cmdbus breaker list shows those that there are"
-            raise InvalidOperationError(f"there is no breaker {name!r}: {hint}")
+            self._check_known(connection, name)
         if refusal == "unset":
             raise InvalidOperationError(
                 f"nothing is set of the breaker {name}: cmdbus breaker list (bus.breakers.list()) "
                 f"shows what is"
             )
+
+    def _check_known(self, connection: Connection | None, name: str) -> None:
+        names = [each.name for each in self.list(connection=connection)]
+        if name not in names:
+            hint = did_you_mean(name, names) or "cmdbus breaker list shows those that there are"
+            raise InvalidOperationError(f"there is no breaker {name!r}: {hint}")
 
 
 # BreakerOperations.list hides the type in its class.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cmdbus.counting import seconds_text
 from cmdbus.supervisor.cli.options import audit_options, option
 from cmdbus.supervisor.cli.output import Shown, ago, audit_lines, state_text
 from cmdbus.supervisor.cli.session import UsageProblem, with_bus
@@ -163,7 +164,11 @@ def _lines(record: "BreakerRecord") -> Iterator[str]:
     if not record.declared:
         yield "  declared  by no app"
     if record.set is not None:
-        values = ", ".join(f"{name} {value:g}" for name, value in record.set.values.items())
+        values = ", ".join(_term(name, value) for name, value in record.set.values.items())
         reason = f": {record.set.reason}" if record.set.reason else ""
         by = f"by {record.set.operator}, " if record.set.operator else ""
         yield f"  set       {values}  {by}{ago(record.set.set_at)}{reason}"
+
+
+def _term(name: str, value: float) -> str:
+    return f"{name} {value if name in ('failures', 'probes') else seconds_text(value)}"

@@ -188,7 +188,7 @@ SETTINGS = (
     ),
     Setting(
         "--runtime-dir",
-        "For the board, the pidfile and stack dumps.",
+        "For the board, the pidfile and stack dumps; made with, or must have, mode 0700.",
         type=click.Path(path_type=Path, file_okay=False),
         parse=Path.absolute,
         metavar="DIR",

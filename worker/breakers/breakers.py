@@ -171,7 +171,7 @@ class Breakers:
     # Calls.
 
     def find(self, name: str) -> Breaker:
-        """A ValueError if the registry does not declare it."""
+        """A PermanentCommandError if the registry does not declare it."""
         return self._registry.find_breaker(name)
 
     def admits(self, name: str, claim: Claim) -> bool:

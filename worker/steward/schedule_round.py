@@ -15,7 +15,7 @@ from cmdbus.clock import time
 from cmdbus.counting import count_of
 from cmdbus.errors import CronMissingError
 from cmdbus.failpoints import AFTER_TICK, BEFORE_TICK, failpoint
-from cmdbus.ticks import Passed, command_id, due_time, passed, ticks_of
+from cmdbus.ticks import TickPlan, command_id, due_time, plan_ticks, ticks_of
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejections import may_be_of_one_row, reason
@@ -53,11 +53,11 @@ class Due(NamedTuple):
     next_tick: datetime | None
     last_error: str | None
 
-    def passed(self) -> Passed:
+    def plan(self) -> TickPlan:
         ticks = ticks_of(self.cron, self.every, self.timezone)
         if self.next_tick is None:
-            return Passed([], 0, next(ticks.after(self.counts_from), None))
-        return passed(ticks, self.next_tick, self.now, self.missed)
+            return TickPlan([], 0, next(ticks.after(self.counts_from), None))
+        return plan_ticks(ticks, self.next_tick, self.now, self.missed)
 
 
 def _due(row: Sequence[Any]) -> Due:
@@ -90,7 +90,7 @@ class ScheduleRound:
             read_at = time.monotonic()
             due = [each for each in found if each.seconds <= 0]
             for each in due:
-                self._see_to(connection, each)
+                self._try_tick(connection, each)
             if not due:
                 times = [*(read_at + each.seconds for each in found), *self._skipped_until.values()]
                 self._timers.ticks_at = min(times, default=inf)
@@ -110,10 +110,10 @@ class ScheduleRound:
         )
         return [_due(row) for row in rows]
 
-    def _see_to(self, connection: Connection, due: Due) -> None:
+    def _try_tick(self, connection: Connection, due: Due) -> None:
         """After that it is due no more, or skipped."""
         try:
-            plan = due.passed()
+            plan = due.plan()
         except CronMissingError as error:
             self._reads_cron = False
             logger.warning("schedule %s: %s; leaving such to other nodes", due.name, error)
@@ -131,7 +131,7 @@ class ScheduleRound:
             if not self._postpone(connection, due, reason(error)):
                 self._skip(due, _pause(-due.seconds))
 
-    def _send(self, connection: Connection, due: Due, plan: Passed) -> None:
+    def _send(self, connection: Connection, due: Due, plan: TickPlan) -> None:
         sent, rest = plan.sent[:_MAX_TICKS], plan.sent[_MAX_TICKS:]
         ids = [command_id(self._statements.schema, due.name, tick) for tick in sent]
         failpoint(BEFORE_TICK)

@@ -1,15 +1,15 @@
 -- Schedules; see also 19_schedules.sql.
 
 -- name: read_due_schedules
--- Those that stewards see to first, and how many seconds from now. Not `skipped` ones, and without
+-- Those that stewards check first, and in how many seconds. Not `skipped` ones, and without
 -- `reads_cron` none that have a cron line.
-SELECT extract(epoch FROM s.look_at - clock_timestamp())::double precision, clock_timestamp(),
+SELECT extract(epoch FROM s.check_at - clock_timestamp())::double precision, clock_timestamp(),
     s.name, (s.terms).cron, (s.terms).every, (s.terms).timezone, (s.terms).missed,
     (s.terms).jitter, s.counts_from, s.next_tick, s.last_error
 FROM {schema}.schedule s
-WHERE s.look_at < 'infinity' AND s.name <> ALL (%(skipped)s)
+WHERE s.check_at < 'infinity' AND s.name <> ALL (%(skipped)s)
     AND (%(reads_cron)s OR (s.terms).cron IS NULL)
-ORDER BY s.look_at
+ORDER BY s.check_at
 LIMIT %(count)s;
 
 -- name: read_schedules

@@ -35,8 +35,8 @@ SELECT
         %(node)s, clock_timestamp()),
         {schema}.next_suspect_probe(
             %(types)s::text[], %(losses)s::smallint, %(priorities)s::smallint[])),
-    (SELECT extract(epoch FROM look_at - clock_timestamp()) FROM {schema}.schedule
-     WHERE look_at < 'infinity' ORDER BY look_at LIMIT 1)::double precision
+    (SELECT extract(epoch FROM check_at - clock_timestamp()) FROM {schema}.schedule
+     WHERE check_at < 'infinity' ORDER BY check_at LIMIT 1)::double precision
 FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS pages,
         {schema}.let_through(%(types)s::text[]) AS types) began
     LEFT JOIN LATERAL (

@@ -51,8 +51,8 @@ CREATE TABLE {schema}.schedule (
     counts_from timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- NULL: it is not computed yet, or the schedule is paused.
     next_tick timestamptz,
-    -- When a steward must see to it; NULL: never.
-    look_at timestamptz DEFAULT clock_timestamp(),
+    -- When a steward must check it; NULL: never.
+    check_at timestamptz DEFAULT clock_timestamp(),
     -- The latest tick for which there is a command, and that.
     last_tick timestamptz,
     last_command_id uuid,
@@ -62,7 +62,7 @@ CREATE TABLE {schema}.schedule (
     -- Why the next tick is not sent although it is due.
     last_error text
 );
-CREATE INDEX schedule_by_look_at ON {schema}.schedule (look_at);
+CREATE INDEX schedule_by_check_at ON {schema}.schedule (check_at);
 
 -- The schedules that should be in force: those that are added, else the latest declarations.
 CREATE FUNCTION {schema}.schedules_in_effect(
@@ -103,7 +103,7 @@ BEGIN
     WHERE p.name IS NULL OR (p.terms, p.data, p.app) IS DISTINCT FROM (e.terms, e.data, e.app)
     ON CONFLICT (name) DO UPDATE SET
         terms = EXCLUDED.terms, data = EXCLUDED.data, app = EXCLUDED.app;
-    PERFORM {schema}.wake_at(min(s.look_at)) FROM {schema}.schedule s WHERE s.next_tick IS NULL;
+    PERFORM {schema}.wake_at(min(s.check_at)) FROM {schema}.schedule s WHERE s.next_tick IS NULL;
 END
 $$;
 
@@ -115,7 +115,7 @@ BEGIN
     NEW.counts_from := clock_timestamp();
     NEW.next_tick := NULL;
     NEW.last_error := NULL;
-    NEW.look_at := CASE WHEN NOT NEW.paused THEN NEW.counts_from END;
+    NEW.check_at := CASE WHEN NOT NEW.paused THEN NEW.counts_from END;
     RETURN NEW;
 END
 $$;
@@ -145,7 +145,7 @@ BEGIN
         json_populate_record(NULL::{schema}.schedule_columns, s -> 'terms'), s ->> 'data'
     FROM json_array_elements(p_schedules) s;
     UPDATE {schema}.schedule s SET
-        counts_from = clock_timestamp(), next_tick = NULL, look_at = clock_timestamp()
+        counts_from = clock_timestamp(), next_tick = NULL, check_at = clock_timestamp()
     WHERE s.last_tick > clock_timestamp() AND NOT s.paused;
     PERFORM {schema}.put_schedules_in_force();
 END
@@ -192,7 +192,7 @@ BEGIN
         sent := sent + 1;
     END LOOP;
     UPDATE {schema}.schedule s SET
-        next_tick = following, look_at = again_at,
+        next_tick = following, check_at = again_at,
         last_tick = coalesce(p_ticks[sent], s.last_tick),
         last_command_id = coalesce(p_command_ids[sent], s.last_command_id),
         left_out = s.left_out + p_left_out,
@@ -240,7 +240,7 @@ CREATE FUNCTION {schema}.postpone_schedule(
 LANGUAGE sql VOLATILE SECURITY DEFINER
 AS $$
     UPDATE {schema}.schedule s SET
-        look_at = clock_timestamp() + make_interval(secs => p_seconds),
+        check_at = clock_timestamp() + make_interval(secs => p_seconds),
         last_error = left(p_error, 2000)
     WHERE s.name = (SELECT l.name FROM {schema}.schedule l
                     WHERE l.name = p_name AND NOT l.paused FOR UPDATE SKIP LOCKED)

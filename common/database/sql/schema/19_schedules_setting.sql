@@ -116,7 +116,7 @@ BEGIN
         RETURN NULL;
     END IF;
     UPDATE {schema}.schedule s SET paused = p_paused WHERE s.name = p_name;
-    PERFORM {schema}.wake_at(s.look_at)
+    PERFORM {schema}.wake_at(s.check_at)
     FROM {schema}.schedule s WHERE s.name = p_name AND s.next_tick IS NULL;
     PERFORM {schema}.note_schedule(
         CASE WHEN p_paused THEN 'SCHEDULE_PAUSED' ELSE 'SCHEDULE_RESUMED' END, domain, p_name,
