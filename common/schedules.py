@@ -22,8 +22,8 @@ from cmdbus.priorities import PRIORITIES, check_priority
 from cmdbus.retry import MAX_ATTEMPTS
 from cmdbus.ticks import Ticks, check_cron, ticks_of, zone_of
 
-#: What becomes of ticks that nothing has sent in time: one command for all of them, one for each,
-#: or none for those that are late.
+#: What becomes of ticks that are more than a minute late: one command for all that are due, one for
+#: each, or none.
 ONE, ALL, NONE = MISSED = ("one", "all", "none")
 #: Seconds of the longest interval, and of the longest jitter.
 MAX_EVERY, MAX_JITTER = 366 * 86400, 86400
@@ -39,9 +39,9 @@ class ScheduleOptions(TypedDict, total=False):
     every: str | float | timedelta | None
     #: In which the cron line is read, like "Europe/Zurich"; UTC by default.
     timezone: str | None
-    #: What becomes of ticks that nothing has sent in time, for example because no worker ran:
-    #: "one" sends one command for all of them, "all" one for each, at most 1,000, and "none" none
-    #: for those that are more than a minute late.
+    #: What becomes of ticks that are more than a minute late, for example because no worker ran:
+    #: "one" sends one command for all that are due by then, "all" one for each, at most 1,000, and
+    #: "none" none for them.
     missed: str
     #: Seconds, or a timedelta: the command is due so much later than its tick at most, which
     #: depends on name and tick only.

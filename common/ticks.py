@@ -29,7 +29,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_READ = 20_000
 #: Ticks for which missed="all" sends commands.
 MAX_ALL = 1000
-#: How late a tick may be that missed="none" sends.
+#: How late a tick may be that is not missed: so long the restart of a steward may take.
 GRACE = timedelta(minutes=1)
 MISSING = "cron lines are read by cronsim, which is not installed: pip install cronsim"
 #: Names that cron has for some lines.
@@ -115,9 +115,10 @@ def plan_ticks(ticks: Ticks, first: datetime, now: datetime, missed: str) -> Tic
 def _to_send(due: list[datetime], now: datetime, missed: str) -> list[datetime]:
     if missed == "all":
         return due[-MAX_ALL:]
-    if missed == "one":
-        return due[-1:]
-    return [tick for tick in due if now - tick <= GRACE]
+    in_time = [tick for tick in due if now - tick <= GRACE]
+    if missed == "none" or len(in_time) == len(due):
+        return in_time
+    return due[-1:]
 
 
 def command_id(schema: str, name: str, tick: datetime) -> UUID:

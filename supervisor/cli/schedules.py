@@ -65,7 +65,7 @@ def list_(bus: "CommandBus") -> Shown:
     "--missed",
     default="one",
     metavar="WHAT",
-    help="Commands for ticks that nothing has sent in time: one, all, none.",
+    help="Commands for ticks that are more than a minute late: one, all, none.",
 )
 @time_option("--jitter", parse=span, help="Due up to so much later: seconds, or like 30s, 5m.")
 @option("--data", "data_", metavar="DATA|-|@FILE", parse=data, help="JSON, as for `cmdbus send`.")
