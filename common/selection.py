@@ -53,6 +53,16 @@ def listed(tags: Sequence[str]) -> str:
 
 def needs(types: Mapping[str, Sequence[str]]) -> str:
     """The tags that types need, given by "domain type"."""
-    each = [f"{name.replace(' ', '/')} needs {listed(tags)}" for name, tags in types.items()]
-    more = f" and {len(each) - _NAMED} more" if len(each) > _NAMED else ""
-    return ", ".join(each[:_NAMED]) + more
+    return _first_of(
+        [f"{name.replace(' ', '/')} needs {listed(tags)}" for name, tags in types.items()]
+    )
+
+
+def types_text(names: Sequence[str]) -> str:
+    """Types, given as "domain type"."""
+    return _first_of([name.replace(" ", "/") for name in names])
+
+
+def _first_of(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+    return ", ".join(texts[:_NAMED]) + more

@@ -22,7 +22,7 @@ from cmdbus.settings import Settings
 from cmdbus.worker.boot import budget, effective
 from cmdbus.worker.boot.app import hint, load
 from cmdbus.worker.boot.schema_checks import check_schema
-from cmdbus.worker.boot.selection_checks import check_others, check_tags
+from cmdbus.worker.boot.selection_checks import check_others, report_lacking_tags
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.pools import HEADROOM, complete, session_settings
 from cmdbus.worker.claims.rejections import reason
@@ -59,7 +59,7 @@ def _checks(settings: Settings, before: Sequence[Check], declares: bool) -> Iter
         yield Check("app", Finding.FATAL, str(error))
     else:
         yield from _check_domains(settings, registry)
-        yield from check_tags(settings, registry)
+        yield from report_lacking_tags(settings, registry)
         yield from _show_declarations(registry)
     yield from _check_files(settings)  # The application may have raised the limit.
     try:

@@ -2,20 +2,17 @@
 priorities that it does not claim."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from cmdbus.database.statements import statement
 from cmdbus.readiness import TAGS, Check, Finding
 from cmdbus.registry import HandlerRegistry
-from cmdbus.selection import ALL_PRIORITIES, needs, priorities_text, range_of
+from cmdbus.selection import ALL_PRIORITIES, needs, priorities_text, range_of, types_text
 from cmdbus.settings import Settings
 from cmdbus.worker.claims.claim import Connection
 
-#: Types named in a sentence; the others are counted.
-_NAMED = 3
 
-
-def check_tags(settings: Settings, registry: HandlerRegistry) -> Iterator[Check]:
+def report_lacking_tags(settings: Settings, registry: HandlerRegistry) -> Iterator[Check]:
     """Without a database: whether a type is left to run, and which are not."""
     try:
         registry.selected(settings.domains, settings.tags)
@@ -40,7 +37,9 @@ def check_others(
         values = {"tags": json.dumps(tags)}
         rows = connection.execute(statement("find_missing_tags", settings.schema), values)
         if missing := {name: tags[name] for (name,) in rows.fetchall()}:
-            sentence = f"no living node has the tags of {_types(list(missing))}: {needs(missing)}"
+            sentence = (
+                f"no living node has the tags of {types_text(list(missing))}: {needs(missing)}"
+            )
             yield Check(TAGS, Finding.WARNING, sentence, "start a fleet that has them, with --tag")
     if settings.priorities != ALL_PRIORITIES:
         yield from _check_priorities(connection, settings, registry)
@@ -56,11 +55,6 @@ def _check_priorities(
         unclaimed = sorted({priority for _, priorities in rows for priority in priorities})
         sentence = (
             f"this fleet claims {range_of(settings.priorities)}, and no living node claims "
-            f"{priorities_text(unclaimed)} of {_types([name for name, _ in rows])}"
+            f"{priorities_text(unclaimed)} of {types_text([name for name, _ in rows])}"
         )
         yield Check("priority", Finding.WARNING, sentence, "start a fleet that does")
-
-
-def _types(names: Sequence[str]) -> str:
-    shown = ", ".join(name.replace(" ", "/") for name in names[:_NAMED])
-    return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown
