@@ -150,8 +150,8 @@ GRANT SELECT ON
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
     {schema}.breaker, {schema}.breaker_declared, {schema}.breaker_set, {schema}.breaker_probe
     TO {role};
-GRANT SELECT (name, terms, app, paused, counts_from, next_tick, check_at, last_tick, last_command_id,
-              left_out, left_out_at, last_error) ON {schema}.schedule TO {role};
+GRANT SELECT (name, terms, app, paused, counts_from, next_tick, check_at, last_tick,
+              last_command_id, left_out, left_out_at, last_error) ON {schema}.schedule TO {role};
 GRANT SELECT (name, app, terms, declared_at) ON {schema}.schedule_declared TO {role};
 GRANT SELECT (name, terms, operator, reason, added_at) ON {schema}.schedule_added TO {role};
 GRANT EXECUTE ON FUNCTION

@@ -140,9 +140,9 @@ AS $$
 $$;
 
 -- Seconds, or fewer, until the next lease ends on a command of these domains and types, and from
--- the first to the last of p_priorities, if these are given; NULL if none will. Called by stewards that wait; their own living claimers, p_own, have a result of their
--- own. Reads all of ready only if a claimer may have died: it has no lease that is sure to end
--- later. Locks nothing.
+-- the first to the last of p_priorities, if these are given; NULL if none will. Called by stewards
+-- that wait; their own living claimers, p_own, have a result of their own. Reads all of ready only
+-- if a claimer may have died: it has no lease that is sure to end later. Locks nothing.
 CREATE FUNCTION {schema}.next_lease_ends(
     p_domains text[], p_types text[], p_priorities smallint[], p_own bigint[],
     OUT others double precision, OUT own double precision)

@@ -127,8 +127,8 @@ WHEN (((OLD.terms).cron, (OLD.terms).every, (OLD.terms).timezone, OLD.paused)
 EXECUTE FUNCTION {schema}.count_ticks_from_now();
 
 -- Makes p_schedules, an array of objects with name, terms and data, all that an app declares; one
--- that declares nothing, and declared nothing before, writes nothing. A schedule that has ticks of
--- the future behind it, because the server's clock was set back, counts from now.
+-- that declares nothing, and declared nothing before, writes nothing. A schedule whose last tick
+-- is in the future, because the server's clock was set back, counts from now.
 CREATE FUNCTION {schema}.declare_schedules(p_app text, p_schedules json) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$

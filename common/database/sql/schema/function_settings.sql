@@ -24,11 +24,12 @@ BEGIN
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
             -- In the order of an index.
             ('batch_keys cancel_in_batch cancel_limited cancel_of_key cancel_ready cancel_scheduled'
-             ' claim claim_oldest find_due find_expired find_full_key next_expiry promote retain_unique',
+             ' claim claim_oldest find_due find_expired find_full_key next_expiry promote'
+             ' retain_unique',
              'SET enable_sort = off'),
             -- An error, and not an empty queue, if row security hides commands from the role.
-            ('claim claim_oldest claim_suspect complete expire next_expiry promote release renew renew_claim'
-             ' settle suspect_waits',
+            ('claim claim_oldest claim_suspect complete expire next_expiry promote release renew'
+             ' renew_claim settle suspect_waits',
              'SET row_security = off'),
             -- The conditions that are given choose the index.
             ('cancel_limited cancel_of_key cancel_ready cancel_scheduled',
