@@ -8,7 +8,8 @@ from cmdbus import CommandBus, HandlerRegistry, RetryPolicy
 from fault_injection.history import Time
 
 _DOMAIN = "ticks"
-_CRON = {"cron": 2} if find_spec("cronsim") else {}
+HAS_CRON = find_spec("cronsim") is not None
+_CRON = {"cron": 2} if HAS_CRON else {}
 #: Names, and seconds from tick to tick.
 SCHEDULES: Mapping[str, int] = {"often": 1, **_CRON}
 
