@@ -212,6 +212,34 @@ def test_a_place_is_free_once_its_command_was_released(
     assert take(connection, 100) is not None
 
 
+HOLDERS = {
+    "extended": ("SET token = token", True),
+    "gone": ("SET lease_until = clock_timestamp() - interval '1 min'", False),
+    "claimed again": ("SET token = token + 1", False),
+}
+
+
+@pytest.mark.parametrize(("change", "holds"), HOLDERS.values(), ids=HOLDERS)
+def test_a_place_is_held_as_long_as_the_lease_of_its_claim(
+    connection: psycopg.Connection, bus: CommandBus, claimer: Claimer, change: str, holds: bool
+) -> None:
+    """However long its handler was to take: one that is extended takes longer, and a node that is
+    gone renews nothing."""
+    declare(connection, "shop", {**STRIPE, "probes": 1})
+    bus.send("payments", "Debit")
+    report(connection, failed_ago=[0, 0, 0])
+    end_cooldown(connection)
+    claim = claimer.claim_one()
+    seconds = 0 if holds else 3600
+    query = "SELECT cmdbus.take_probe('stripe', %s, 'payments', 5::smallint, %s, %s, %s)"
+    assert scalar(connection, query, claimer.incarnation, claim.id, claim.token, seconds)
+    connection.execute(f"UPDATE cmdbus.ready {change}".encode())
+    types = ["payments Charge", "payments Other"]
+    let_through = types[1:] if holds else types
+    assert scalar(connection, "SELECT cmdbus.let_through(%s)", types) == let_through
+    assert (take(connection, 99) is None) == holds
+
+
 def test_a_report_does_not_wait_for_a_session_that_has_locked_the_breaker(
     connection: psycopg.Connection, other: psycopg.Connection, half_open: int
 ) -> None:
