@@ -5,9 +5,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from eventually import eventually
 from handlers import running
+from queries import rows
 
-from cmdbus import Breaker, Command, Context, HandlerRegistry, RetryPolicy, TransientCommandError
+from cmdbus import (
+    Breaker,
+    Command,
+    CommandBus,
+    Context,
+    HandlerRegistry,
+    RetryPolicy,
+    SendRequest,
+    TransientCommandError,
+)
 from cmdbus.clock import time
 from cmdbus.worker import Worker
 
@@ -60,3 +71,29 @@ def bound_to(
 def calling(dsn: str, other: OtherSide, threads: int = 2, **terms: Any) -> Iterator[Worker]:
     with running(dsn, bound_to(other, **terms), concurrency=threads) as worker:
         yield worker
+
+
+def state(dsn: str) -> str:
+    found = rows(dsn, "SELECT state FROM cmdbus.breaker")
+    return str(found[0][0]) if found else ""
+
+
+def await_state(dsn: str, wanted: str) -> None:
+    eventually(lambda: state(dsn) == wanted)
+
+
+def send(bus: CommandBus, type: str = "Charge", count: int = 1) -> list[object]:
+    return [*bus.send_many([SendRequest("payments", type)] * count)]
+
+
+def break_it(dsn: str, bus: CommandBus, other: OtherSide) -> None:
+    """With commands of type Charge, of which none is left waiting."""
+    other.fail()
+    send(bus, count=3)
+    await_state(dsn, "OPEN")
+
+
+def scalar_of(dsn: str, expression: str) -> object:
+    """Of the breaker; None before it is declared."""
+    found = rows(dsn, f"SELECT {expression} FROM cmdbus.breaker")
+    return found[0][0] if found else None

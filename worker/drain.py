@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import psycopg
@@ -76,6 +77,7 @@ class Drain:
         slot = self._telemetry.acquire_slot()
         self._settle_rest(slot)
         self._settle_locked(slot)
+        self._report_calls()
         self._telemetry.release_slot(slot)
         self._release_locked()
         if stuck:
@@ -114,6 +116,20 @@ class Drain:
         unsettled.find_out(self._connection, slot)
         for entry in left:
             logger.error("the outcome of %s could not be stored in time", entry.claim.label)
+
+    def _report_calls(self) -> None:
+        """Tries again: another session may have locked a breaker."""
+        breakers = self._threads.pipeline.breakers
+        until = max(self._deadline, time.monotonic() + _LOCKED_SECONDS)
+        with suppress(psycopg.Error):  # Leases end the places that are left.
+            while breakers.has_reports and (now := time.monotonic()) < until:
+                if breakers.is_due:
+                    breakers.attend(self._connection.connection())
+                else:
+                    time.sleep(_LOCKED_PAUSE_SECONDS)
+                    self._watch.look(now + _LOCKED_PAUSE_SECONDS)
+            if breakers.has_reports:
+                breakers.give_back_all(self._connection.connection())
 
     def _release_locked(self) -> None:
         """Tries again: another worker's claim may lock rows that this one has just claimed."""

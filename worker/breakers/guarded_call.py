@@ -1,7 +1,6 @@
 """One call to another system, inside `with context.breaker(name)`."""
 
 from collections.abc import MutableMapping
-from contextlib import AbstractContextManager
 from threading import Lock, get_ident
 from types import TracebackType
 from typing import Protocol
@@ -11,26 +10,29 @@ from cmdbus.clock import time
 from cmdbus.errors import BreakerOpenError, InvalidOperationError
 from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.breakers.reports import Report
-from cmdbus.worker.claims.claim import Claim, Connection
+from cmdbus.worker.claims.claim import Claim
 
 
 class Caller(Protocol):
     """The execution of a command: see Execution."""
 
     claim: Claim
+    #: A call of it was let through.
+    has_called: bool
 
     @property
     def bound_to(self) -> str | None:
         """The breaker of its type."""
 
     def seconds_left(self) -> float: ...
-    def short_session(self) -> AbstractContextManager[Connection]: ...
     def is_cut_off(self, error: BaseException, /) -> bool: ...
-    def count_denied_call(self) -> None: ...
+    def count_denied(self) -> None: ...
 
 
 #: The calls of an execution that are being made, by breaker and thread.
 Calls = MutableMapping[tuple[str, int], "GuardedCall"]
+#: For the thread, where the whole handler is the call: all threads of it are a part of that.
+_ALL_THREADS = 0
 
 
 class GuardedCall:
@@ -39,10 +41,10 @@ class GuardedCall:
     def __init__(self, breakers: Breakers, name: str, caller: Caller, calls: Calls) -> None:
         self._breakers, self._breaker = breakers, breakers.find(name)
         self._caller, self._calls = caller, calls
-        self._key = name, 0
+        self._key = name, _ALL_THREADS
         #: It is held from its begin to its end.
         self._block = Lock()
-        self._probe: int | None = None
+        self._probe_id: int | None = None
         #: It is a part of another one; or the whole execution, which a bound handler begins with.
         self._is_inner = self._is_whole = False
 
@@ -59,19 +61,18 @@ class GuardedCall:
             raise
 
     def _begin(self) -> None:
-        self._key = self._breaker.name, get_ident()
+        caller, name = self._caller, self._breaker.name
+        is_bound = name == caller.bound_to
+        self._key = name, _ALL_THREADS if is_bound else get_ident()
         self._is_inner = self._key in self._calls
         if not self._is_inner:
-            caller, name = self._caller, self._breaker.name
-            is_first = all(held != name for held, _ in self._calls)
-            self._is_whole = is_first and name == caller.bound_to
+            self._is_whole = is_bound and not caller.has_called
             try:
-                self._probe = self._breakers.enter(
-                    name, caller.claim, caller.seconds_left(), caller.short_session
-                )
+                self._probe_id = self._breakers.enter(name, caller.claim, caller.seconds_left())
             except BreakerOpenError:
-                caller.count_denied_call()
+                caller.count_denied()
                 raise
+            caller.has_called = True
             self._calls[self._key] = self
 
     def __exit__(
@@ -92,5 +93,5 @@ class GuardedCall:
     def _end(self, verdict: Verdict) -> None:
         # Only the first of two threads finds it.
         if self._calls.pop(self._key, None) is not None:
-            report = Report(self._breaker.name, verdict, time.monotonic(), self._probe)
+            report = Report(self._breaker.name, verdict, time.monotonic(), self._probe_id)
             self._breakers.ended(report, self._caller.claim if self._is_whole else None)

@@ -16,8 +16,8 @@ class Report(NamedTuple):
     verdict: Verdict
     #: Monotonic time.
     at: float
-    #: The number of its probe, if it is one.
-    probe: int | None = None
+    #: The id of its probe, if it is one.
+    probe_id: int | None = None
 
 
 class Reports:
@@ -60,11 +60,11 @@ def _collapsed(name: str, reports: list[Report], now: float) -> dict[str, object
     successes = [each.at for each in reports if each.verdict is Verdict.SUCCESS]
     latest = max(successes, default=float("-inf"))
     failures = [each.at for each in reports if each.verdict is Verdict.FAILURE and each.at > latest]
-    probes = [each for each in reports if each.probe is not None]
+    probes = [each for each in reports if each.probe_id is not None]
     return {
         "name": name,
         "succeeded_ago": now - latest if successes else None,
         "failed_ago": [now - at for at in sorted(failures)[-MAX_FAILURES:]],
-        "probes": [each.probe for each in probes],
+        "probes": [each.probe_id for each in probes],
         "verdicts": [each.verdict.value for each in probes],
     }

@@ -8,8 +8,8 @@ commit together, or neither.
 import os
 import random
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from datetime import UTC, datetime
 from threading import Lock
@@ -89,8 +89,10 @@ class Execution:
     #: Whether the handler has asked for a session, and the one that it got.
     _touched = False
     _session: Connection | None = None
-    #: The breaker that has kept the handler from a call, if it let that out.
-    denied_by: str | None = None
+    #: A call that breakers guard was let through.
+    has_called = False
+    #: The breaker of its type has kept the handler from its start.
+    was_kept = False
     #: The handler has returned.
     _over = False
     #: Those that breakers guard; None before the first one.
@@ -196,7 +198,7 @@ class Execution:
         if isinstance(error, SettlementBlockedError):  # Also if its session has ended since.
             return interrupted(error.code, str(error), _AFTER_OUTAGE, lost=False)
         if isinstance(error, BreakerOpenError):
-            self.denied_by = error.name
+            self.was_kept = error.name == self.bound_to and not self.has_called
             return interrupted("BREAKER_OPEN", str(error), error.retry_after, lost=False)
         if isinstance(error, NotHereError):
             return interrupted(error.code, str(error), self._elsewhere_in(), lost=False)
@@ -286,31 +288,25 @@ class Execution:
                 "context.breaker() was used in a forked process: call it in the handler's own"
             )
         with self._opening:
+            if self._over:
+                raise InvalidOperationError(
+                    "context.breaker() was used after the handler returned: make all calls "
+                    "before you return"
+                )
             if self._calls is None:
                 self._calls = {}
         return GuardedCall(self._thread.breakers, name, self, self._calls)
 
     @property
     def bound_to(self) -> str | None:
+        """The breaker of its type."""
         return self._handler.breaker
 
     def seconds_left(self) -> float:
         return max(0.0, self.due - time.monotonic())
 
-    def count_denied_call(self) -> None:
-        self._thread.count_denied_call()
-
-    @contextmanager
-    def short_session(self) -> Iterator[Connection]:
-        """For a short statement: the thread's own session, unless it is lost or has a handler's
-        transaction."""
-        with self._opening:
-            own = self._thread.live_session if self._transaction is None else None
-            if own is not None:
-                yield own
-        if own is None:
-            with self._thread.breakers.session() as connection:
-                yield connection
+    def count_denied(self) -> None:
+        self._thread.count_denied()
 
     def is_cut_off(self, error: BaseException) -> bool:
         """Whether this error is about the handler's session, or means that it must run elsewhere;

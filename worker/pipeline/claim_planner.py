@@ -31,7 +31,7 @@ class ClaimPlanner:
         self._priorities = statements.priorities
         self._breakers = breakers
         #: The types that breakers keep from being claimed.
-        self._kept = breakers.kept_types
+        self._withheld = breakers.states.withheld_types
         #: The command types of each domain.
         self._types = defaultdict[str, list[str]](list)
         for name in statements.types:
@@ -51,13 +51,13 @@ class ClaimPlanner:
     def request(self, now: float, *, free: int, room: int, bytes_: int) -> ClaimRequest:
         """`free`: the number of threads that have nothing to run. The board can show `room` claims
         more. `bytes_`: what payloads may be claimed, negative if there are more than that."""
-        if self._kept is not self._breakers.kept_types:
+        if self._withheld != self._breakers.states.withheld_types:
             self._begin_anew()
         floors = self._floors.for_claim(now)
         domains = self._turns.for_claim(now, all_domains=not floors)
         types = [name for domain in domains for name in self._types[domain]]
-        if self._kept:
-            types = [name for name in types if name not in self._kept]
+        if self._withheld:
+            types = [name for name in types if name not in self._withheld]
         all_quick = {name for name in types if self._handled_types.is_quick(name)}
         limited, types = self.limited_types.split(types)
         quick = [name for name in types if name in all_quick]
@@ -102,7 +102,7 @@ class ClaimPlanner:
 
     def _begin_anew(self) -> None:
         """Commands of other types may be below the floors."""
-        self._kept = self._breakers.kept_types
+        self._withheld = self._breakers.states.withheld_types
         self._floors, self._quick_floors, self._oldest_floors = Floors(), Floors(), Floors()
         self.limited_types.begin_anew()
 

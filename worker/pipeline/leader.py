@@ -109,7 +109,7 @@ class Leader:
             thread.registered = thread.connection.session
         if self._limited_types.must_be_read:
             self._limited_types.read(connection)
-        if self._breakers.is_due:
+        if self._breakers.is_due_before_claim:
             self._breakers.attend(connection)
 
     def lead(self, thread: WorkerThread) -> bool:
@@ -153,7 +153,7 @@ class Leader:
         self._waiter.before_claim()
         was_woken, self._was_woken = self._was_woken, False
         try:
-            found = bool(self._breakers.open) and self._probing.claim(
+            found = bool(self._breakers.states.open) and self._probing.claim(
                 thread.connection.connection(),
                 self._queue.threads - self._in_flight.unfinished_count,
                 partial(self._take_on, thread),
@@ -291,7 +291,11 @@ class Leader:
             thread.slot.enter(Phase.RESTING, time.monotonic_ns(), 0)
             source = self._waiter.wait_for_work(
                 busy=self._is_busy,
-                until=min(self._planner.look_again_at, self._probing.look_again_at),
+                until=min(
+                    self._planner.look_again_at,
+                    self._probing.look_again_at,
+                    self._breakers.look_again_at,
+                ),
             )
             if source is not None:
                 thread.slot.counters.add(source)

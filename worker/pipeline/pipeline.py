@@ -64,7 +64,7 @@ class Pipeline:
         self._handled_types = HandledTypes(setup.registry, setup.telemetry.seat, setup.timeouts)
         self.batches = BatchTransitions(setup.statements, self.in_flight)
         self.breakers = Breakers(setup.statements, setup.registry, self._board, setup.source)
-        if self.breakers.types:
+        if self.breakers.states.types:
             self.unsettled.breakers = self.breakers
         shared = self.in_flight, self.queue, self.unsettled, self.batches, self.breakers
         self.leader = Leader(setup, self._handled_types, *shared)
@@ -84,8 +84,6 @@ class Pipeline:
         self.in_flight.release(connection)
         with suppress(psycopg.Error):  # A steward sees to what is left.
             self.batches.attend(connection)
-            if self.breakers.has_reports:
-                self.breakers.attend(connection.connection())
 
     @property
     def busy(self) -> bool:
@@ -144,7 +142,7 @@ class Pipeline:
             if len(entries) > 1:
                 return self._run_group(thread, entries, handled)
         if handled.breaker is not None and not self.breakers.admits(handled.breaker, claim):
-            thread.count_denied_call()
+            thread.count_denied()
             return self._give_back(thread, entry)
         self._prepare(thread, claim.domain, handled.run_times)
         execution = self._begin(thread, entry, handled)
@@ -161,7 +159,7 @@ class Pipeline:
             return False  # It timed out: housekeeping settles its command.
         if handled.breaker is not None:
             self.breakers.give_back(handled.breaker, claim)
-            if execution.denied_by == handled.breaker:
+            if execution.was_kept:
                 self.in_flight.restore(entry)
                 return self._give_back(thread, entry)
         self.in_flight.finish(entry)

@@ -10,7 +10,7 @@ from cmdbus.backoff import Backoff
 from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_CLAIM, failpoint
 from cmdbus.worker.breakers.breakers import Breakers
-from cmdbus.worker.claims.claim import Claim, ClaimRequest, Connection
+from cmdbus.worker.claims.claim import Claim, ClaimRequest, ClaimResult, Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejections import may_be_of_one_row
 from cmdbus.worker.claims.statement_values import fence_values
@@ -18,27 +18,36 @@ from cmdbus.worker.pipeline.claim_planner import ClaimPlanner
 from cmdbus.worker.pipeline.handled_types import HandledTypes
 from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.pipeline.narrowing import Narrowing
+from cmdbus.worker.pipeline.probe_floors import ProbeFloors
 
 #: Seconds until the next try after one that got no place, or found no command.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.05, 2.0
 #: Seconds after the end of a cooldown within which processes ask for a place.
 _JITTER_SECONDS = 0.03
+#: Seconds by which two readings of the end of one cooldown differ at most.
+_SAME_SECONDS = 0.5
 
 
 class _Tries:
-    """Of one breaker, until it is closed."""
+    """To claim probes of one breaker; they begin anew after each of its cooldowns."""
 
-    def __init__(self, retry_at: float) -> None:
-        #: When probes are let through; another one begins anew.
+    def __init__(self, retry_at: float, floors: ProbeFloors) -> None:
+        #: When probes are let through.
         self.retry_at = retry_at
         self.next_at = retry_at + random.uniform(0, _JITTER_SECONDS)
         self.pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-        #: The latest try was made by the latest claim, and found no command: only a wake-up can
-        #: change that.
+        #: Of its types; they last, as the types do.
+        self.floors = floors
+        #: The latest try was made by the latest claim, and found no command above the floors: a
+        #: wake-up can change that, or a look below them.
         self.found_none = False
 
     def put_off(self, now: float) -> None:
         self.next_at = now + self.pauses.pause() * random.uniform(0.5, 1)
+
+    @property
+    def look_again_at(self) -> float:
+        return self.floors.look_again_at if self.found_none else self.next_at
 
 
 class Probing:
@@ -64,7 +73,7 @@ class Probing:
         self, connection: Connection, free: int, take_on: Callable[[list[Claim]], None]
     ) -> bool:
         """Claims for `free` threads, and for one at least; whether there were any."""
-        self._follow()
+        self._renew_tries()
         hurries, self.hurries = self.hurries, False
         count = 0
         for name, tries in self._tries.items():
@@ -73,15 +82,19 @@ class Probing:
             if now < tries.retry_at or (now < tries.next_at and not hurries):
                 continue
             tries.put_off(now)
-            types = self._breakers.types[name]
+            types, floors = self._breakers.states.types[name], tries.floors
             request = self._planner.probe_request(types, max(1, free - count))
+            request = floors.put_into(request, now)
             try:
-                claims = self._claim(connection, name, request)
+                claims = self._claim(connection, name, request, floors)
             except psycopg.Error as error:
-                if not may_be_of_one_row(error):
+                if connection.closed:
                     raise
-                # What it claims is no probe, and goes back.
-                self._narrowing.claim(connection, request, take_on)
+                if may_be_of_one_row(error):
+                    # What it claims is no probe, and goes back.
+                    self._narrowing.claim(connection, request, take_on)
+                else:
+                    self._breakers.warn_once(error)
                 continue
             if claims:
                 failpoint(AFTER_CLAIM)
@@ -90,36 +103,38 @@ class Probing:
             tries.found_none = claims == []
         return count > 0
 
-    def _follow(self) -> None:
+    def _renew_tries(self) -> None:
         """The breakers of this process's types that are open now."""
         before, self._tries = self._tries, {}
-        for name, seen in self._breakers.open.items():
-            if name in self._breakers.types and seen.retry_at < float("inf"):
+        for name, reading in self._breakers.states.open.items():
+            if name in self._breakers.states.types and reading.retry_at < float("inf"):
                 known = before.get(name)
-                # The same time is read with small differences.
-                if known is None or abs(known.retry_at - seen.retry_at) > 0.5:
-                    known = _Tries(seen.retry_at)
+                if known is None or abs(known.retry_at - reading.retry_at) > _SAME_SECONDS:
+                    floors = ProbeFloors() if known is None else known.floors
+                    known = _Tries(reading.retry_at, floors)
                 self._tries[name] = known
 
     def _claim(
-        self, connection: Connection, name: str, request: ClaimRequest
+        self, connection: Connection, name: str, request: ClaimRequest, floors: ProbeFloors
     ) -> list[Claim] | None:
         """None: there is no place, or another session asks for one."""
+        results: list[ClaimResult] = []
         with connection.transaction():
             places = self._statements.value(connection, "lock_probes", name=name)
             if not places:
                 return None
             request = request._replace(free=min(places, request.free))
-            _, claims = self._statements.settle_and_claim(connection, [], request)
+            _, claims = self._statements.settle_and_claim(connection, [], request, results.append)
+            floors.looked(request, results, time.monotonic())
             if not claims:
                 return []
             values = fence_values(claims, self._statements.incarnation)
             seconds = [self._seconds(claim) for claim in claims]
-            probes = self._statements.value(
+            probe_ids = self._statements.value(
                 connection, "note_probes", name=name, seconds=seconds, **values
             )
-        self._breakers.forget_all_but(self._in_flight.known())
-        self._breakers.claimed(name, claims, probes)
+        self._breakers.probes.forget_all_but(self._in_flight.known())
+        self._breakers.probes.add(name, claims, probe_ids)
         return claims
 
     def _seconds(self, claim: Claim) -> float:
@@ -130,10 +145,6 @@ class Probing:
     @property
     def look_again_at(self) -> float:
         """The monotonic time by which an empty claim must be followed by another; else infinite."""
-        open_ = self._breakers.open
-        due = (
-            tries.next_at
-            for name, tries in self._tries.items()
-            if name in open_ and not tries.found_none
-        )
+        open_ = self._breakers.states.open
+        due = (tries.look_again_at for name, tries in self._tries.items() if name in open_)
         return min(due, default=float("inf"))

@@ -92,13 +92,8 @@ class WorkerThread:
     def connect(self) -> Connection:
         return self.connection.connection(self._stopping)
 
-    def count_denied_call(self) -> None:
+    def count_denied(self) -> None:
         self.slot.counters.add(Counter.BREAKER_DENIED)
-
-    @property
-    def live_session(self) -> Connection | None:
-        """None if it is lost: to open another one may take long."""
-        return None if self.connection.lost() else self.connection.connection()
 
     def rename(self, domain: str) -> None:
         """Names the thread after the domain whose commands it runs, for readers of stacks."""
