@@ -24,7 +24,7 @@ RATES = ["enqueue", "enqueue-bulk", "drain", "bloat-batch", "call"]
 MORE_RATES = [
     *("enqueue-concurrent", "drain-full", "threads", "tx", "bloat", "keyed", "ordered", "io"),
 ]
-TIMES, MORE_TIMES = ["lease-look", "limited-latency"], ["latency", "mixed", "fair"]
+TIMES, MORE_TIMES = ["lease-look", "limited-latency"], ["latency", "mixed", "fair", "tick-latency"]
 ADAPTIVE = ["adaptive-io", "adaptive-cpu", "adaptive-mixed"]
 SHORT = ["--seconds", "0.02", "--rounds", "1"]
 #: The first module that is missing, where it is not the system itself.

@@ -15,6 +15,7 @@ from benches.peers.comparing import MEASURES as PEER_MEASURES
 from benches.peers.comparing import PEERS, peers
 from benches.selecting import tag_idle
 from benches.sending import enqueue, enqueue_bulk, enqueue_concurrent
+from benches.ticking import tick_latency
 from benches.waiting import call, idle, io, latency, mixed
 
 _RATE, _CPU, _MS = "commands/s", "us/command", "ms"
@@ -68,6 +69,7 @@ ROWS = {
         Row("adaptive-io", adaptive_io, _RATE, 0.9),
         Row("adaptive-cpu", adaptive_cpu, _RATE, 0.9),
         Row("adaptive-mixed", adaptive_mixed, _RATE, 0.9),
+        Row("tick-latency", tick_latency, _MS, 1.0),
         Row("tag-idle", tag_idle, "statements/s", 10.0),
         Row("tag-claim", tag_idle, _MS, 0.9),
         *(
