@@ -185,3 +185,11 @@ def test_commands_that_wait_at_a_limit_run_beside_claims_by_age(
 def test_what_is_no_percentage_is_refused(share: int) -> None:
     with pytest.raises(ValueError, match="age_share must be a whole number from 0 to 100"):
         Worker("", handling(), age_share=share)
+
+
+def test_as_many_ids_are_read_again_as_floors_expect(
+    connection: psycopg.Connection,
+) -> None:
+    """What claim_oldest reports as walked over is above what a later commit may add."""
+    source = scalar(connection, "SELECT prosrc FROM pg_proc WHERE proname = 'claim_oldest'")
+    assert f"overlap constant integer := {OVERLAP};" in source

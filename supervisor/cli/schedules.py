@@ -1,6 +1,6 @@
 """`cmdbus schedule`: commands that are sent at certain times."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -82,8 +82,18 @@ def add(bus: "CommandBus", named: str, domain: str, type_: str, **more: Any) -> 
     return _changed(bus, named)
 
 
-@schedule.command(
-    help="""Remove an added schedule; if an app declares one of this name, that holds again.
+def _steering(verb: str, help_: str) -> Callable[[Any], Any]:
+    """A command that takes a schedule's name and an operator's remark."""
+
+    def wrap(command: Callable[..., Shown]) -> Any:
+        return schedule.command(verb, help=help_)(_named(audit_options(with_bus(command))))
+
+    return wrap
+
+
+@_steering(
+    "remove",
+    """Remove an added schedule; if an app declares one of this name, that holds again.
 
     One that only apps declare is removed if no living node runs its type.
 
@@ -93,16 +103,14 @@ def add(bus: "CommandBus", named: str, domain: str, type_: str, **more: Any) -> 
       cmdbus schedule remove nightly --operator ann
     """,
 )
-@_named
-@audit_options
-@with_bus
 def remove(bus: "CommandBus", named: str, **remark: Any) -> Shown:
     bus.schedules.remove(named, **remark)
     return _changed(bus, named)
 
 
-@schedule.command(
-    help="""Pause a schedule: it misses its ticks until `resume`.
+@_steering(
+    "pause",
+    """Pause a schedule: it misses its ticks until `resume`.
 
     \b
     Examples:
@@ -110,16 +118,14 @@ def remove(bus: "CommandBus", named: str, **remark: Any) -> Shown:
       cmdbus schedule pause sync --operator ann
     """,
 )
-@_named
-@audit_options
-@with_bus
 def pause(bus: "CommandBus", named: str, **remark: Any) -> Shown:
     bus.schedules.pause(named, **remark)
     return _changed(bus, named)
 
 
-@schedule.command(
-    help="""Go on with the next tick of a schedule that was paused.
+@_steering(
+    "resume",
+    """Go on with the next tick of a schedule that was paused.
 
     \b
     Examples:
@@ -127,16 +133,14 @@ def pause(bus: "CommandBus", named: str, **remark: Any) -> Shown:
       cmdbus schedule resume sync --operator ann
     """,
 )
-@_named
-@audit_options
-@with_bus
 def resume(bus: "CommandBus", named: str, **remark: Any) -> Shown:
     bus.schedules.resume(named, **remark)
     return _changed(bus, named)
 
 
-@schedule.command(
-    help="""Send the command of a schedule now, and print its id; its ticks stay as they are.
+@_steering(
+    "run",
+    """Send the command of a schedule now, and print its id; its ticks stay as they are.
 
     \b
     Examples:
@@ -144,9 +148,6 @@ def resume(bus: "CommandBus", named: str, **remark: Any) -> Shown:
       cmdbus schedule run sync --json | jq -r .command_id
     """,
 )
-@_named
-@audit_options
-@with_bus
 def run(bus: "CommandBus", named: str, **remark: Any) -> Shown:
     id_ = bus.schedules.run(named, **remark)
     return {"name": named, "command_id": id_}, [str(id_)]
