@@ -34,6 +34,8 @@ _IDLE_SECONDS = 10.0
 #: Share of the throughput that a step to twice as many threads must add; a smaller one in
 #: proportion. Times the share of threads that a step removes, it is what that may lose.
 _GAIN = 0.1
+#: Threads up to this number are kept unless they do less: while one claims, others compute.
+_FEW = 4
 #: Factor of the number in the first steps.
 _FAR = 2.0
 #: Factor of the number in steps near the best one.
@@ -79,9 +81,9 @@ class _Direction:
 
     def fail(self, now: float, *, is_last: bool) -> None:
         """`is_last`: no number lies between the two that were compared."""
-        self.factor = _NEAR
-        if is_last:
+        if is_last or self.factor == _NEAR:
             self._pause = max(_HOLD_SECONDS, self._pause)
+        self.factor = _NEAR
         self.hold(now, self._pause)
         self._pause = min(max(_HOLD_SECONDS, 2 * self._pause), _MAX_HOLD_SECONDS)
 
@@ -223,13 +225,15 @@ class ThreadPolicy:
 
     def _try_next(self, window: Figures) -> None:
         more = fewer = False
+        are_few = self.threads <= _FEW
         if self.threads > self.bounds.least:
             fewer = self._now >= self._fewer.at
         if self.threads < self.bounds.most:
             more = self._now >= self._more.at
-        if fewer and window.is_cpu_busy:
-            self._try(self._fewer_by(self._fewer.factor), StepReason.CPU_BUSY, window)
-        elif fewer and (self._fewer_gains or self._is_slower(window)):
+        if fewer and not are_few and window.is_cpu_busy:
+            threads = max(_FEW, self._fewer_by(self._fewer.factor))
+            self._try(threads, StepReason.CPU_BUSY, window)
+        elif fewer and (self._fewer_gains or (not are_few and self._is_slower(window))):
             self._try(self._fewer_by(self._fewer.factor), StepReason.HANDLERS_SLOWER, window)
         elif more:
             self._try(self._more_by(self._more.factor), StepReason.WORK_WAITS, window)
@@ -264,6 +268,8 @@ def _has_gained(trial: _Trial, threads: int, window: Figures) -> bool:
     they leave CPU."""
     if not (trial.before.is_telling and window.is_telling):
         return not window.is_cpu_busy
+    if threads <= _FEW:
+        return window.rate >= trial.before.rate * (1 - _GAIN / 2)
     share = min(1.0, threads / trial.threads - 1)
     return window.rate >= trial.before.rate * (1 + _GAIN * share)
 
@@ -272,6 +278,8 @@ def _did_as_much(trial: _Trial, threads: int, window: Figures) -> bool:
     """Whether fewer threads did as much."""
     if not (trial.before.is_telling and window.is_telling):
         return window.is_cpu_busy
+    if threads < _FEW:
+        return window.rate >= trial.before.rate * (1 + _GAIN / 2)
     loss = _GAIN * (1 - threads / trial.threads)
     if window.is_bound_by_one_cpu:
         loss *= 2  # They use the CPU as before: most of the loss is noise.
