@@ -92,6 +92,14 @@ def test_a_load_that_some_threads_can_take_gets_as_many() -> None:
         assert steps(history, since=60) <= 1
 
 
+def test_threads_that_idle_while_commands_wait_do_not_come_and_go() -> None:
+    """As no more threads are woken for quick commands."""
+    policy = ThreadPolicy(WIDE, 1)
+    history = run(policy, lambda second: Plant(cpu=0.002, awake=2), 900, noise=0.0)
+    assert 2 <= policy.threads <= 4
+    assert steps(history, since=120) <= 14
+
+
 def test_a_pause_between_two_loads_forgets_what_has_failed() -> None:
     policy = ThreadPolicy(WIDE, 1)
     idle = Plant(io=0.02, arrivals=0)

@@ -22,6 +22,8 @@ class Plant:
     cpu: float = 0.0
     contention: float = 0.0
     arrivals: float = float("inf")
+    #: Threads that are awake at most: for quick commands no more are woken.
+    awake: int = 1000
     #: CPUs that others leave to this process.
     cpus: float = 1.0
 
@@ -42,7 +44,7 @@ class Plant:
         return Figures(
             seconds=1.0,
             ended=round(rate),
-            busy=threads * rate / capacity if starved else threads * 0.97,
+            busy=threads * rate / capacity if starved else min(self.awake, threads * 0.97),
             claims=round(rate) + 1,
             empty=round(rate / 2) if starved else 0,
             cpu=min(self.cpus, rate * self.cpu),

@@ -80,4 +80,9 @@ class Figures:
 
     def has_waiting_work(self, threads: int) -> bool:
         share = self.busy_threads / threads
-        return share >= _FULL or (share >= _IDLE and self.empty <= _MAX_EMPTY * self.claims)
+        return share >= _FULL or (share >= _IDLE and self.finds_work)
+
+    @property
+    def finds_work(self) -> bool:
+        """Whether claims find commands as soon as they ask for some."""
+        return self.claims > 0 and self.empty <= _MAX_EMPTY * self.claims

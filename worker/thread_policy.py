@@ -172,7 +172,10 @@ class ThreadPolicy:
             return
         needed = max(self.bounds.least, ceil(self._idle_peak / _TARGET), self.threads // 2)
         if needed < self.threads:
-            self._begin_anew()
+            if window.finds_work:  # Commands are too short for more threads: these do not help.
+                self._more.fail(self._now, is_last=True)
+            else:
+                self._begin_anew()
             self._step(needed, StepReason.THREADS_IDLE)
             self._idle_since, self._idle_peak = self._now - _IDLE_SECONDS / 2, 0.0
 
