@@ -119,11 +119,14 @@ class Concurrency:
         figures, threads = meter.figures(), self.threads
         if figures is None or threads is None:
             return
-        before, self._shortages = self._shortages, self._count_shortages(threads)
-        if self._shortages > before:
-            policy.refuse(threads.count)
-        elif self._telemetry.health.is_database_away or figures.seconds > _STALL_SECONDS:
+        shortages = self._count_shortages(threads)
+        if self._telemetry.health.is_database_away or figures.seconds > _STALL_SECONDS:
             policy.forget()
+        elif threads.is_waiting_for_sessions:
+            return  # The figures are not those of the number that is due.
+        elif shortages > self._shortages:
+            self._shortages = shortages
+            policy.refuse(threads.count)
         else:
             policy.observe(figures)
         if policy is self._policy and policy.threads != self.number:

@@ -109,6 +109,11 @@ class ThreadPool:
         """Threads that have not ended, also surplus ones that still run a command."""
         return len(self._threads)
 
+    @property
+    def is_waiting_for_sessions(self) -> bool:
+        """Whether threads prepare that take part only if they get one."""
+        return any(thread.needs_session and not thread.given_up for thread in self._all())
+
     def running_seconds(self, now: float) -> float:
         """For which the commands that run have run, summed."""
         works = [thread.work for thread in self._all() if not thread.given_up]
@@ -177,9 +182,11 @@ class ThreadPool:
         try:
             stays = self.pipeline.leader.prepare_session(thread)
             self._prepared.put(None)
-            if thread.needs_session and thread.connection.lost():
+            if thread.needs_session:
                 with self._lock:
-                    self.refused, stays = self.refused + 1, False
+                    if thread.connection.lost():
+                        self.refused, stays = self.refused + 1, False
+                    thread.needs_session = False
             while stays:
                 stays = self.pipeline.take_turn(thread)
         except BaseException as error:
