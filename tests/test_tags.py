@@ -196,6 +196,8 @@ def test_a_fleet_runs_tagged_types_only_with_its_option(fleet: Fleet) -> None:
     options = {**fleet.options, "name": "b", "tag": "gpu"}
     with supervised(fleet.dsn, fleet.place, alone=False, **options) as gpu:
         fleet.wait_until_ready()
+        gpu.wait_until_ready()
+        assert "tags gpu" in done(here("ps", "--runtime-dir", str(gpu.directory), "--name", "b"))
         fleet.await_completed(fleet.send("Render", 30) + fleet.send("Noop", 30))
         assert ("Render",) not in fleet.query(RAN_WITHOUT_TAG)
         assert fleet.query("SELECT tags FROM cmdbus.node WHERE tags IS NOT NULL") == [(["gpu"],)]
