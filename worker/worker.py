@@ -38,7 +38,7 @@ from cmdbus.worker.monkey_patches import patched
 from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.telemetry import FailedExecution, Telemetry
 from cmdbus.worker.standalone import node_of_one, telemetry_of_one
-from cmdbus.worker.steward.breaker_log import BreakerLog
+from cmdbus.worker.steward.breaker_watch import BreakerWatch
 from cmdbus.worker.steward.steward import Steward, connect
 from cmdbus.worker.thread_pool import ThreadPool
 from cmdbus.worker.waiting.node_waiter import NodeWaiter, check_poll_interval
@@ -289,7 +289,7 @@ class Worker:
         )
         opened.callback(steward.stop, RELEASE_SECONDS)
         names = [each.name for each in self._registry.breakers()]
-        steward.start([BreakerLog(node.board, self._statements, names).run])
+        steward.start([BreakerWatch(node.board, self._statements, names).run])
         return steward
 
 

@@ -10,7 +10,7 @@ worker runs it among its own threads.
     ScheduleRound sends the commands of schedules at their ticks
     BatchRound    ends batches that are over, and goes on with cancellations
     BreakerRound  lets processes read the states of breakers while no session listens
-    BreakerLog    logs when those of the app open and close
+    BreakerWatch  logs when those of the app open and close, and ends deferrals after that
     Arming        asks senders for notifications while a worker waits
 
 Each pass runs all rounds. A round that fails keeps no other one from running: all errors end in

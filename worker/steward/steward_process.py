@@ -22,7 +22,7 @@ from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
-from cmdbus.worker.steward.breaker_log import BreakerLog
+from cmdbus.worker.steward.breaker_watch import BreakerWatch
 from cmdbus.worker.steward.maintenance import Maintenance
 from cmdbus.worker.steward.rescue import RescueRound
 from cmdbus.worker.steward.stale_boards import StaleBoards
@@ -68,7 +68,7 @@ class StewardProcess:
         self._rescue = RescueRound(node, self._statements, registry, stacks, hurry)
         self._stale_boards = StaleBoards(stacks.parent, settings.name, self._rescue.release)
         names = [each.name for each in registry.breakers()]
-        self._breaker_log = BreakerLog(node.board, self._statements, names)
+        self._breaker_watch = BreakerWatch(node.board, self._statements, names)
         self._maintenance = Maintenance(
             self._statements,
             lambda: self._connect(_MAINTENANCE_SECONDS),
@@ -83,7 +83,7 @@ class StewardProcess:
 
     def run(self) -> Exit:
         statements.load()
-        self._steward.start([self._rescue.run, self._stale_boards.run, self._breaker_log.run])
+        self._steward.start([self._rescue.run, self._stale_boards.run, self._breaker_watch.run])
         self._watch()
         self._maintenance.stop()
         self._steward.stop()

@@ -58,3 +58,7 @@ LEFT JOIN LATERAL (
     ORDER BY v.id DESC LIMIT 1) e ON true
 WHERE b.name = ANY (%(names)s::text[]) AND b.opened_at IS NOT NULL
 ORDER BY b.name;
+
+-- name: end_deferrals
+-- How many commands it has made due that these breakers have kept from a call.
+SELECT sum({schema}.end_deferrals(name)) FROM unnest(%(names)s::text[]) n (name);

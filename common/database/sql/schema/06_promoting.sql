@@ -103,9 +103,9 @@ BEGIN
 END
 $$;
 
--- Makes up to 10,000 of the commands due that a breaker has kept from a call; called when it closes.
--- Skips locked ones.
-CREATE FUNCTION {schema}.end_deferrals(p_name text) RETURNS void
+-- Makes up to 10,000 of the commands due that a breaker has kept from a call, and returns how many;
+-- called when it closes, and by stewards after that. Skips locked ones.
+CREATE FUNCTION {schema}.end_deferrals(p_name text) RETURNS integer
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
@@ -121,5 +121,6 @@ BEGIN
     IF FOUND THEN
         PERFORM {schema}.wake_at(present);
     END IF;
+    RETURN cardinality(ctids);
 END
 $$;
