@@ -249,7 +249,7 @@ def deferral(cooldown: float, retry_in: float | None, changed_ago: float, rand: 
     """Seconds until a command that an open breaker has kept from its call is tried again.
 
     `retry_in`: until probes are let through; None, if an operator keeps it open. Once they are,
-    the pause grows with the time since then, as each try leaves an event. `rand` is from 0 to 1.
+    the pause grows with the time since then, as each try is an execution. `rand` is from 0 to 1.
     """
     if retry_in is None:
         return max(cooldown, 0.2 * changed_ago) * (1 + _JITTER * rand)

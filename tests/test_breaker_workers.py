@@ -68,6 +68,7 @@ def test_what_was_kept_runs_as_soon_as_an_operator_or_a_probe_lets_it(
         break_it(dsn, bus, other)
         deferred, bound = bus.send("payments", "Ask"), bus.send("payments", "Charge")
         eventually(lambda: found(bus, deferred).error_code == "BREAKER_OPEN")
+        assert kinds(bus, deferred) == ["SENT", "RECEIVED"]
         other.error = None
         if closing == "probe":
             end_cooldown(connection)

@@ -15,7 +15,13 @@ from senders import race
 from cmdbus import CommandBus, SendRequest, Status
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.worker.claims.claim import Claim, ClaimScope
-from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed, interrupted
+from cmdbus.worker.claims.outcomes import (
+    Outcome,
+    OutcomeKind,
+    completed,
+    deferred,
+    interrupted,
+)
 from cmdbus.worker.claims.transactions import begin, roll_back
 
 DEBIT = SendRequest("payments", "Debit")
@@ -184,6 +190,16 @@ def test_an_ended_session_counts_a_loss_unless_the_server_was_restarted(
     assert claimer.settle(ended(claim, outcome)) == []
     row = connection.execute("SELECT losses, attempts FROM cmdbus.scheduled").fetchone()
     assert row == (0 if restarted else 1, 0)
+
+
+def test_a_deferral_is_no_event_and_its_end_is_known_by_the_row_that_waits(
+    bus: CommandBus, connection: psycopg.Connection, claimer: Claimer
+) -> None:
+    bus.send("payments", "Debit")
+    claim = claimer.claim_one()
+    assert claimer.settle(ended(claim, deferred("BREAKER_OPEN", "it is open", 5.0))) == []
+    assert connection.execute("SELECT FROM cmdbus.event").fetchall() == []
+    assert claimer.statements.ends(connection, [claim]) == [OutcomeLabel.INTERRUPTED]
 
 
 @pytest.mark.parametrize(

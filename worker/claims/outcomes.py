@@ -46,7 +46,7 @@ class Outcome:
     delay: float | None = None
     code: str | None = None
     message: str | None = None
-    #: JSON text: reason, details, traceback.
+    #: JSON text: reason, details, traceback. Without it there is no event.
     details: str | None = None
 
 
@@ -115,6 +115,12 @@ def interrupted(code: str, message: str, delay: float, *, lost: bool | None) -> 
         message=_text(message, MAX_MESSAGE),
         details=_details("INTERRUPTED"),
     )
+
+
+def deferred(code: str, message: str, delay: float) -> Outcome:
+    """The outcome of an execution that has found that its command must wait; uncharged, and without
+    an event, as there may be many in a row."""
+    return replace(interrupted(code, message, delay, lost=False), details=None)
 
 
 def not_to_be_run(attempts: int, max_attempts: int, losses: int) -> Outcome | None:

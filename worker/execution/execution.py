@@ -37,6 +37,7 @@ from cmdbus.worker.claims.connections import PoolExhausted
 from cmdbus.worker.claims.outcomes import (
     Outcome,
     class_name,
+    deferred,
     failed,
     interrupted,
     not_to_be_run,
@@ -199,7 +200,7 @@ class Execution:
             return interrupted(error.code, str(error), _AFTER_OUTAGE, lost=False)
         if isinstance(error, BreakerOpenError):
             self.was_kept = error.name == self.bound_to and not self.has_called
-            return interrupted("BREAKER_OPEN", str(error), error.retry_after, lost=False)
+            return deferred("BREAKER_OPEN", str(error), error.retry_after)
         if isinstance(error, NotHereError):
             return interrupted(error.code, str(error), self._elsewhere_in(), lost=False)
         if self._session_is_gone() and (ended := session_error(error)):

@@ -188,7 +188,8 @@ WHERE s.upto <= %(bytes)s::bigint OR s.nth = 1;
 -- name: find_ends
 -- How the executions of an incarnation ended, in the order of their claims; NULL where that is not
 -- known. Anything but a completion leaves an event of the claim's token, which comes first, as an
--- operator may have completed the command since.
+-- operator may have completed the command since; a command that a breaker has kept from a call
+-- waits in scheduled.
 SELECT coalesce(
     (SELECT CASE e.kind
             WHEN 'LOST' THEN 'LOST'
@@ -206,6 +207,10 @@ SELECT coalesce(
     (SELECT f.status FROM {schema}.finished f
         WHERE f.domain = k.domain AND f.command_id = k.command_id AND f.token = k.token
             AND f.claimer = %(claimer)s AND f.status IN ('COMPLETED', 'CANCELED')
+        LIMIT 1),
+    (SELECT 'INTERRUPTED' FROM {schema}.scheduled s
+        WHERE s.domain = k.domain AND s.command_id = k.command_id AND s.token = k.token
+            AND s.claimer = %(claimer)s AND s.error_code = 'BREAKER_OPEN'
         LIMIT 1))
 FROM unnest(%(domains)s::text[], %(command_ids)s::uuid[], %(tokens)s::bigint[])
     WITH ORDINALITY k (domain, command_id, token, place)

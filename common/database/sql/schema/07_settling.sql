@@ -89,7 +89,8 @@ $$;
 -- Settles claims of p_claimer with their outcomes and returns the positions of those that it
 -- did not find. Called by workers for all but the hot path, and within a handler's transaction.
 -- Waits for locked rows. By its kind a command goes to history (COMPLETED, FAILED), to scheduled
--- for its delay (RETRY) or to troubleshooting (TROUBLE); each but COMPLETED leaves an event.
+-- for its delay (RETRY) or to troubleshooting (TROUBLE); one with details leaves an event,
+-- which is all but COMPLETED, and a RETRY of a command that a breaker has kept from a call.
 -- attempts and losses are the totals to store. p_batch_ids is NULL if no command is of a batch.
 -- losses NULL: the server ended the session of the execution, which counts a loss unless the server
 -- was restarted since the claim.
@@ -156,7 +157,7 @@ BEGIN
             CASE kind WHEN 'FAILED' THEN 'BUSINESS_RULE_FAILED'
                       WHEN 'TROUBLE' THEN 'MOVED_TO_TROUBLESHOOTING_QUEUE' ELSE 'FAILED' END,
             code, message, details
-        FROM gone WHERE kind <> 'COMPLETED'
+        FROM gone WHERE details IS NOT NULL
     ), replies AS (
         INSERT INTO {schema}.ready (domain, priority, command_id, type, correlation_id, data)
         SELECT reply_to, 5, {schema}.new_id(), 'Reply', correlation_id, json_build_object(
