@@ -46,15 +46,16 @@ WHERE state <> 'CLOSED' AND %(type)s::text = ANY (covers);
 -- name: read_openings
 -- Those of these breakers that are not CLOSED, for how many seconds, and what has opened them.
 SELECT b.name::text, extract(epoch FROM clock_timestamp() - b.opened_at)::double precision,
-    CASE WHEN e.details ? 'failures' THEN format('%%s failures since %%s, no calls for %%s s',
-            e.details ->> 'failures', to_char((e.details ->> 'first_at')::timestamptz, 'HH24:MI:SS'),
-            e.details ->> 'for_seconds')
+    CASE WHEN e.details ? 'failures'::text THEN format(
+            '%%s failures since %%s, no calls for %%s s', e.details ->> 'failures'::text,
+            to_char((e.details ->> 'first_at'::text)::timestamptz, 'HH24:MI:SS'),
+            e.details ->> 'for_seconds'::text)
         ELSE concat_ws(': ', concat_ws(' ', 'opened by', coalesce(e.operator, 'an operator')),
             e.message) END
 FROM {schema}.breaker b
 LEFT JOIN LATERAL (
     SELECT v.operator, v.message, v.details::jsonb FROM {schema}.breaker_event v
-    WHERE v.breaker = b.name AND v.kind = 'OPENED' AND NOT v.details::jsonb ? 'probe'
+    WHERE v.breaker = b.name AND v.kind = 'OPENED' AND NOT v.details::jsonb ? 'probe'::text
     ORDER BY v.id DESC LIMIT 1) e ON true
 WHERE b.name = ANY (%(names)s::text[]) AND b.opened_at IS NOT NULL
 ORDER BY b.name;
