@@ -23,7 +23,8 @@ FLOOR_PLAN = {
     "cmdbus": [],
     "cmdbus.board": SHARED,
     "cmdbus.database": SHARED,
-    "cmdbus.producer": [*SHARED, "cmdbus.database"],
+    "cmdbus.integrations": [*SHARED, "cmdbus.database"],
+    "cmdbus.producer": [*SHARED, "cmdbus.database", "cmdbus.integrations"],
 }
 COMMON = [*FLOOR_PLAN]
 FLOOR_PLAN["cmdbus.processes"] = [*SHARED, "cmdbus.database", "cmdbus.producer"]
@@ -52,7 +53,8 @@ FLOOR_PLAN |= {
 }
 #: Rooms that may import psycopg, and the module that does so for type checkers.
 DATABASE_ROOMS = {
-    *["cmdbus.context", "cmdbus.database", "cmdbus.producer", "cmdbus.processes"],
+    *["cmdbus.context", "cmdbus.database", "cmdbus.integrations", "cmdbus.producer"],
+    "cmdbus.processes",
     *[room for room in FLOOR_PLAN if room.startswith("cmdbus.worker")],
 }
 #: Rooms that the supervisor's imports only inside functions: in a child, or in a sub-command.

@@ -318,7 +318,7 @@ class SessionOfAnOrm:
 
 
 def test_what_is_no_connection_or_pool_is_refused_in_a_sentence(dsn: str) -> None:
-    sentence = r"connection must be a psycopg\.Connection \(psycopg 3\), not "
+    sentence = r"connection must be a psycopg\.Connection \(psycopg 3\), .*, not "
     wrong: Any
     with CommandBus(dsn) as bus:
         for wrong in (psycopg.AsyncConnection.connect, "dbname=shop"):
@@ -342,7 +342,7 @@ def test_what_is_no_connection_or_pool_is_refused_in_a_sentence(dsn: str) -> Non
             lambda: bus.troubleshooting.retry_all("payments", operator="a", connection=wrong),
         ]
         for call in calls:
-            with pytest.raises(ValueError, match=rf"{sentence}\w*\.SessionOfAnOrm: "):
+            with pytest.raises(ValueError, match=rf"{sentence}\w*\.SessionOfAnOrm$"):
                 call()
     with pytest.raises(ValueError, match="not an asynchronous one"):
         CommandBus(pool=AsyncConnectionPool(dsn, open=False))  # type: ignore[arg-type]

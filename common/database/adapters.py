@@ -32,8 +32,12 @@ ADAPTERS.register_dumper(PackedArray, _PackedArrayDumper)
 
 
 def own_cursor(connection: psycopg.Connection[Any]) -> psycopg.Cursor[Row]:
-    """A cursor with tuples as rows, also on a connection of the application's."""
+    """A cursor with tuples as rows, also on a connection of the application's. One of another
+    driver brings its own."""
+    if getattr(connection, "has_default_adapters", False):
+        return psycopg.Cursor(connection, row_factory=tuple_row)
+    if not isinstance(connection, psycopg.Connection):
+        return connection.own_cursor()
     cursor = psycopg.Cursor(connection, row_factory=tuple_row)
-    if not getattr(connection, "has_default_adapters", False):
-        cursor._adapters = AdaptersMap(ADAPTERS)
+    cursor._adapters = AdaptersMap(ADAPTERS)
     return cursor

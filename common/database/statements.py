@@ -21,6 +21,8 @@ _CREATE = re.compile(
     r' (?:"\w+"\.)?(\w+)[^;]*',
     re.MULTILINE,
 )
+#: With its type, in the head of a function.
+_PARAMETER = re.compile(r"[(,]\s*p_(\w+) (\w+(?: precision)?(?:\[\])?)(?=,| DEFAULT|\s*\))")
 
 
 @cache
@@ -78,6 +80,14 @@ def created(schema: str) -> list[tuple[str, str, str]]:
     beginning of its statement: the whole one of an index or a trigger."""
     texts = (render(version, schema) for version in versions())
     return [(made[1], made[2], made[0]) for text in texts for made in _CREATE.finditer(text)]
+
+
+@cache
+def parameter_types(function: str) -> dict[str, str]:
+    """The types of a function's parameters, by their names in its calls."""
+    wanted = "FUNCTION", function
+    [text] = [text for *made, text in created("cmdbus") if (*made,) == wanted]
+    return {found[1]: found[2] for found in _PARAMETER.finditer(text)}
 
 
 @cache

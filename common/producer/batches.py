@@ -20,6 +20,7 @@ from cmdbus.clock import time
 from cmdbus.data import encode
 from cmdbus.database.pool import Connection
 from cmdbus.errors import BatchNotFoundError, InvalidOperationError
+from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.batch_requests import Source, encoded
 from cmdbus.producer.connections import MIN_CONNECT_SECONDS, Connections
 from cmdbus.producer.ids import new_call, new_id
@@ -119,7 +120,7 @@ class Batches(Steering):
         on_complete: SendRequest | None = None,
         on_cancel: SendRequest | None = None,
         processes: Iterable[ProcessRequest] = (),
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> UUID:
         """Sends all `requests` as a batch, in one transaction, and returns the batch's id.
         `processes` are started as a part of it, see `start_process`.
@@ -151,7 +152,7 @@ class Batches(Steering):
         return creation.batch_id
 
     def get_batch(
-        self, batch_id: UUID | str, *, connection: Connection | None = None
+        self, batch_id: UUID | str, *, connection: CallersConnection | None = None
     ) -> BatchRecord | None:
         """The batch as it is now, or None if there is none with this `batch_id`."""
         values = {"batch_id": check_id("batch_id", batch_id)}
@@ -167,7 +168,7 @@ class Batches(Steering):
         limit: int = 100,
         offset: int = 0,
         *,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> list[BatchRecord]:
         """Batches that meet every given condition, the newest first: at most `limit`, after
         leaving out `offset`.
@@ -192,7 +193,7 @@ class Batches(Steering):
         limit: int = 100,
         offset: int = 0,
         *,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> list[CommandRecord]:
         """The commands of the batch `batch_id`, or those in a `status`, the last sent first: at
         most `limit`, after leaving out `offset`."""
@@ -207,7 +208,7 @@ class Batches(Steering):
         )
 
     def batch_audit(
-        self, batch_id: UUID | str, *, connection: Connection | None = None
+        self, batch_id: UUID | str, *, connection: CallersConnection | None = None
     ) -> list[AuditEvent]:
         """What happened to the batch `batch_id`, oldest first: BATCH_CREATED, BATCH_STARTED,
         BATCH_CANCEL_REQUESTED, and BATCH_COMPLETED or BATCH_CANCELED, each at most once; empty if
@@ -221,7 +222,7 @@ class Batches(Steering):
         *,
         reason: str | None = None,
         operator: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Cancels the commands of the batch `batch_id` that wait, for their first execution or
         for a retry, each with its event and its reply, and its processes that no worker has
@@ -299,7 +300,7 @@ class Batches(Steering):
 
     def _run(
         self,
-        connection: Connection | None,
+        connection: CallersConnection | None,
         send: Callable[[Connection, SendAttempt], T],
         within: float | None = None,
     ) -> T:

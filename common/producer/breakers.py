@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from cmdbus.breakers import COLUMNS, BreakerState, BreakerTerms, check_terms
 from cmdbus.checks import check_name, did_you_mean
-from cmdbus.database.pool import Connection
 from cmdbus.errors import InvalidOperationError
+from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.arguments import NOT_GIVEN, check_remark
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.records import AuditEvent
@@ -72,7 +72,7 @@ class BreakerOperations:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
-    def list(self, *, connection: Connection | None = None) -> list[BreakerRecord]:
+    def list(self, *, connection: CallersConnection | None = None) -> list[BreakerRecord]:
         """Every breaker, by name: those that apps declare, and those that no app declares any
         longer but an operator keeps open or has set terms of."""
         found = self._connections.rows(connection, "read_breakers", "monitor")
@@ -85,7 +85,7 @@ class BreakerOperations:
         *,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Opens the breaker `name`, until an operator closes or resets it: no probes are made.
         Recorded with `operator` and `reason`."""
@@ -97,7 +97,7 @@ class BreakerOperations:
         *,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Closes the breaker `name`: calls are made again, and failures open it again. Recorded
         with `operator` and `reason`."""
@@ -109,7 +109,7 @@ class BreakerOperations:
         *,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Closes the breaker `name`, and forgets the failures on record. Recorded with `operator`
         and `reason`."""
@@ -125,7 +125,7 @@ class BreakerOperations:
         probes: int = NOT_GIVEN,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Sets those terms that are given of the breaker `name`; they win over declared ones until
         `clear`.
@@ -149,14 +149,16 @@ class BreakerOperations:
         *,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Removes what is set of the breaker `name`: what apps declare holds again. Recorded with
         `operator` and `reason`. Raises InvalidOperationError if nothing is set."""
         values = {"name": check_name("breaker", name), **check_remark(operator, reason)}
         self._change(connection, "clear_breaker", values)
 
-    def audit(self, name: str, *, connection: Connection | None = None) -> "list_[AuditEvent]":
+    def audit(
+        self, name: str, *, connection: CallersConnection | None = None
+    ) -> "list_[AuditEvent]":
         """The latest 1000 changes of the breaker `name`, oldest first: OPENED, HALF_OPENED, CLOSED,
         RESET, SET, CLEARED; the message is an operator's reason."""
         values = {"name": check_name("breaker", name)}
@@ -169,7 +171,7 @@ class BreakerOperations:
 
     def _steer(
         self,
-        connection: Connection | None,
+        connection: CallersConnection | None,
         name: str,
         to: str,
         operator: str | None,
@@ -178,7 +180,9 @@ class BreakerOperations:
         values = {"name": check_name("breaker", name), "to": to, **check_remark(operator, reason)}
         self._change(connection, "steer_breaker", values)
 
-    def _change(self, connection: Connection | None, function: str, values: dict[str, Any]) -> None:
+    def _change(
+        self, connection: CallersConnection | None, function: str, values: dict[str, Any]
+    ) -> None:
         [refusal] = self._connections.row_once(connection, function, **values)
         name = values["name"]
         if refusal == "unknown":
@@ -189,7 +193,7 @@ class BreakerOperations:
                 f"shows what is"
             )
 
-    def _check_known(self, connection: Connection | None, name: str) -> None:
+    def _check_known(self, connection: CallersConnection | None, name: str) -> None:
         names = [each.name for each in self.list(connection=connection)]
         if name not in names:
             hint = did_you_mean(name, names) or "cmdbus breaker list shows those that there are"

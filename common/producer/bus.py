@@ -17,8 +17,8 @@ from cmdbus.checks import (
 )
 from cmdbus.clock import time
 from cmdbus.data import MAX_BYTES
-from cmdbus.database.pool import Connection
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
+from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.batches import Batches
 from cmdbus.producer.calls import Calls
 from cmdbus.producer.connections import MIN_CONNECT_SECONDS, Connections, Pool
@@ -55,8 +55,8 @@ class CommandBus(Batches, Processes, Operations, Explaining):
 
     With a DSN it keeps 1 to 4 connections of its own, opened at the first use in each process,
     one more from the first `call` on, and two for each loop over `replies`. A call whose
-    connection dies is repeated once. With `connection`, a psycopg connection of the caller's, a
-    call is part of the caller's transaction and never repeated.
+    connection dies is repeated once. With `connection`, one of psycopg, SQLAlchemy (a session,
+    too) or a DB-API driver, a call is part of the caller's transaction and never repeated.
 
     Each call may raise ValueError for a wrong argument, before anything is written;
     DatabaseUnavailableError if no connection can be made; SchemaError if the schema is missing
@@ -120,7 +120,7 @@ class CommandBus(Batches, Processes, Operations, Explaining):
         on_conflict: str = "reject",
         unique_until: str | float | timedelta = "finished",
         expires: float | timedelta | datetime | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> UUID:
         """Sends one command and returns its id; a refused send has written nothing.
 
@@ -141,7 +141,7 @@ class CommandBus(Batches, Processes, Operations, Explaining):
         return self._run(connection, lambda c, attempt: self._sender.send(c, command, attempt))
 
     def send_many(
-        self, requests: Iterable[SendRequest], *, connection: Connection | None = None
+        self, requests: Iterable[SendRequest], *, connection: CallersConnection | None = None
     ) -> list[UUID]:
         """Sends all `requests` in one transaction, or none, and returns their ids in order, with
         those of existing commands in their places. Raises what `send` raises."""
@@ -215,7 +215,7 @@ class CommandBus(Batches, Processes, Operations, Explaining):
         return self._readers.open(domain, timeout, lease, shared)
 
     def get(
-        self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
+        self, domain: str, command_id: UUID | str, *, connection: CallersConnection | None = None
     ) -> CommandRecord | None:
         """The command as it is now, or None if `domain` has none with this `command_id`."""
         records = self._connections.records(
@@ -260,7 +260,7 @@ class CommandBus(Batches, Processes, Operations, Explaining):
         offset: int = 0,
         *,
         key: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> list[CommandRecord]:
         """Commands that meet every given condition, the last sent first: at most `limit`, after
         leaving out `offset`.
@@ -278,7 +278,7 @@ class CommandBus(Batches, Processes, Operations, Explaining):
         return self._connections.records(CommandRecord, connection, "query_commands", **conditions)
 
     def audit(
-        self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
+        self, domain: str, command_id: UUID | str, *, connection: CallersConnection | None = None
     ) -> list[AuditEvent]:
         """What happened to the command `command_id` of `domain`, oldest first; empty if there
         is none with this id."""
@@ -286,7 +286,9 @@ class CommandBus(Batches, Processes, Operations, Explaining):
             AuditEvent, connection, "read_audit", **check_command(domain, command_id)
         )
 
-    def snapshot(self, domain: str, *, connection: Connection | None = None) -> dict[str, Any]:
+    def snapshot(
+        self, domain: str, *, connection: CallersConnection | None = None
+    ) -> dict[str, Any]:
         """Counts of `domain` at one moment: depth (ready + scheduled + limited), ready, scheduled,
         limited, in_progress, troubleshooting; oldest_age in seconds; shutdown, whether sends are
         refused."""
@@ -295,14 +297,16 @@ class CommandBus(Batches, Processes, Operations, Explaining):
         shutdown = bool(found) and not found[0].accepting
         return {"depth": waiting.depth, **asdict(waiting), "shutdown": shutdown}
 
-    def domains(self, *names: str, connection: Connection | None = None) -> list[DomainRecord]:
+    def domains(
+        self, *names: str, connection: CallersConnection | None = None
+    ) -> list[DomainRecord]:
         """Every domain, or those of `names`, that has unfinished commands or settings, with
         counts by type."""
         checked = [check_name("domain", name) for name in names] or None
         values: dict[str, Any] = {"domains": checked, "unhandled_after": UNHANDLED_AFTER_SECONDS}
         return domains_of(self._connections.rows(connection, "read_domains", "monitor", **values))
 
-    def purge(self, domain: str, *, connection: Connection | None = None) -> int:
+    def purge(self, domain: str, *, connection: CallersConnection | None = None) -> int:
         """Removes the commands that wait in `domain`, with every trace, and returns their
         number; for tests. Only the role that owns the schema may do it.
 

@@ -23,6 +23,7 @@ from cmdbus.errors import (
     InvalidOperationError,
     SchemaError,
 )
+from cmdbus.integrations.callers_connection import CallersConnection, session_of
 from cmdbus.printable import joined
 from cmdbus.producer.ids import new_call
 from cmdbus.producer.records import filled
@@ -87,7 +88,7 @@ class Connections:
 
     def rows(
         self,
-        connection: Connection | None,
+        connection: CallersConnection | None,
         name: str,
         needs: str = "operator",
         /,
@@ -100,12 +101,17 @@ class Connections:
         )
 
     def row(
-        self, connection: Connection | None, name: str, needs: str = "operator", /, **values: Any
+        self,
+        connection: CallersConnection | None,
+        name: str,
+        needs: str = "operator",
+        /,
+        **values: Any,
     ) -> Row:
         [row] = self.rows(connection, name, needs, **values)
         return row
 
-    def row_once(self, connection: Connection | None, name: str, /, **values: Any) -> Row:
+    def row_once(self, connection: CallersConnection | None, name: str, /, **values: Any) -> Row:
         """The row of a function that takes the number of its call, and whether that is repeated:
         what its first try has done, it does not do again."""
         call = _call(connection)
@@ -119,7 +125,7 @@ class Connections:
     def records(
         self,
         kind: type[T],
-        connection: Connection | None,
+        connection: CallersConnection | None,
         name: str,
         needs: str = "operator",
         /,
@@ -129,7 +135,7 @@ class Connections:
 
     def change(
         self,
-        connection: Connection | None,
+        connection: CallersConnection | None,
         name: str,
         participle: str,
         refusals: Mapping[str, str],
@@ -149,7 +155,12 @@ class Connections:
             )
 
     def call(
-        self, connection: Connection | None, name: str, needs: str = "operator", /, **values: Any
+        self,
+        connection: CallersConnection | None,
+        name: str,
+        needs: str = "operator",
+        /,
+        **values: Any,
     ) -> Any:
         """The result of a function that takes the number of its call."""
         values["call"] = _call(connection)
@@ -157,7 +168,7 @@ class Connections:
 
     def use(
         self,
-        connection: Connection | None,
+        connection: CallersConnection | None,
         work: Callable[[Connection, bool], T],
         needs: str = "operator",
         within: float | None = None,
@@ -170,15 +181,16 @@ class Connections:
 
         def attempt(connection: Connection, again: bool) -> T:
             try:
-                return work(_checked(connection), again)
+                return work(connection, again)
             except psycopg.errors.InsufficientPrivilege as error:
                 raise missing_right(self._executor, connection, error, needs) from None
 
         if connection is not None:
+            session = session_of(connection)
             try:
-                return attempt(connection, False)
+                return attempt(session, False)
             except NOT_INSTALLED as error:
-                raise not_installed(self._executor.schema, connection, error) from None
+                raise not_installed(self._executor.schema, session, error) from None
         pool = self._pool()
         try:
             return self._try(pool, lambda c: attempt(c, False), within)
@@ -261,7 +273,7 @@ class Connections:
         return f"all {MAX_CONNECTIONS} connections of this CommandBus were busy for {seconds:.3g} s"
 
 
-def _call(connection: Connection | None) -> int | None:
+def _call(connection: CallersConnection | None) -> int | None:
     """None in the caller's transaction: there a call is not repeated, and would hold a lock for
     each command."""
     return new_call() if connection is None else None
@@ -289,21 +301,6 @@ def _discard_dead(connection: Connection, work: Callable[[Connection], T]) -> T:
             connection.close()
             raise _DiedError(error) from None
         raise
-
-
-def _checked(connection: Connection) -> Connection:
-    """With SQL_ASCII the driver returns bytes, and nothing that is read means anything."""
-    if not isinstance(connection, psycopg.Connection):
-        kind = type(connection)
-        raise ValueError(
-            f"connection must be a psycopg.Connection (psycopg 3), not {kind.__module__}."
-            f"{kind.__qualname__}: common/README.md shows how to get it from Django and SQLAlchemy"
-        )
-    if connection.info.encoding == "ascii":
-        raise ValueError(
-            "the connection's client_encoding is SQL_ASCII: make it with client_encoding=UTF8"
-        )
-    return connection
 
 
 def _opened_as_by(pool: Pool, named: Mapping[str, str]) -> Connection:

@@ -7,8 +7,8 @@ from uuid import UUID
 
 from cmdbus.checks import check_id
 from cmdbus.counting import count_of
-from cmdbus.database.pool import Connection
 from cmdbus.errors import CommandNotFoundError
+from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.requests import check_command
 from cmdbus.retry import SUSPECT_LOSSES
@@ -83,7 +83,7 @@ class Explaining:
     _connections: Connections
 
     def explain(
-        self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
+        self, domain: str, command_id: UUID | str, *, connection: CallersConnection | None = None
     ) -> str:
         """A sentence that says why the command `command_id` of `domain` does not run now: it has
         ended, runs already, waits for an operator, for its time or for others, or cannot be

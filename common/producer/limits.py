@@ -9,8 +9,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from cmdbus.checks import check_name, did_you_mean
-from cmdbus.database.pool import Connection
 from cmdbus.errors import InvalidOperationError
+from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.limits import FIELDS, Limit, check_setting, options_set, title
 from cmdbus.producer.arguments import NOT_GIVEN, check_remark
 from cmdbus.producer.connections import Connections
@@ -72,7 +72,7 @@ class LimitOperations:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
-    def list(self, *, connection: Connection | None = None) -> list[LimitRecord]:
+    def list(self, *, connection: CallersConnection | None = None) -> list[LimitRecord]:
         """Every limit that is declared or set, by name."""
         found = self._connections.rows(connection, "read_limits", "monitor")
         rows = map(_Row._make, found)
@@ -92,7 +92,7 @@ class LimitOperations:
         fair: bool = NOT_GIVEN,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Sets those options that are given of the limit of `domain` and `type`, or `name`; they
         win over declared ones until `clear`.
@@ -118,7 +118,7 @@ class LimitOperations:
         name: str | None = None,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Removes what is set of the limit of `domain` and `type`, or `name`: what apps declare
         holds again. Recorded with `operator` and `reason`. Raises InvalidOperationError if nothing
@@ -128,7 +128,7 @@ class LimitOperations:
         self._change(connection, "clear_limit", key, values)
 
     def _change(
-        self, connection: Connection | None, function: str, key: str, values: dict[str, Any]
+        self, connection: CallersConnection | None, function: str, key: str, values: dict[str, Any]
     ) -> None:
         [refusal] = self._connections.row_once(connection, function, **values)
         if refusal == "unknown":

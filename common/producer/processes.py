@@ -6,8 +6,8 @@ from uuid import UUID
 
 from cmdbus.checks import check_id, check_operator, check_text, check_whole
 from cmdbus.data import encode
-from cmdbus.database.pool import Connection
 from cmdbus.errors import InvalidOperationError, ProcessNotFoundError
+from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.process_records import ProcessRecord, ProcessStatus, ProcessStep
@@ -35,7 +35,7 @@ class Processes:
         process_id: UUID | str | None = None,
         batch_id: UUID | str | None = None,
         version: int = 1,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> UUID:
         """Starts a process of `type` in `domain` and returns its id; a worker that has its
         manager runs the first step.
@@ -63,7 +63,7 @@ class Processes:
         return process.process_id
 
     def get_process(
-        self, process_id: UUID | str, *, connection: Connection | None = None
+        self, process_id: UUID | str, *, connection: CallersConnection | None = None
     ) -> ProcessRecord | None:
         """The process `process_id` as it is now, or None if there is none."""
         values = {"process_id": check_id("process_id", process_id)}
@@ -81,7 +81,7 @@ class Processes:
         *,
         domain: str | None = None,
         batch_id: UUID | str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> list[ProcessRecord]:
         """Processes that meet every given condition, the last started first: at most `limit`,
         after leaving out `offset`.
@@ -102,7 +102,7 @@ class Processes:
         return self._connections.records(ProcessRecord, connection, "query_processes", **conditions)
 
     def process_steps(
-        self, process_id: UUID | str, *, connection: Connection | None = None
+        self, process_id: UUID | str, *, connection: CallersConnection | None = None
     ) -> list[ProcessStep]:
         """The commands that the process `process_id` has sent, oldest first, compensations
         among them."""
@@ -110,7 +110,7 @@ class Processes:
         return self._connections.records(ProcessStep, connection, "read_process_steps", **values)
 
     def process_audit(
-        self, process_id: UUID | str, *, connection: Connection | None = None
+        self, process_id: UUID | str, *, connection: CallersConnection | None = None
     ) -> list[AuditEvent]:
         """What happened to the process `process_id`, oldest first: STARTED, SENT and RECEIVED for
         each step, COMPENSATION_SENT and COMPENSATION_RECEIVED, SIGNALED, DEADLINE,
@@ -124,7 +124,7 @@ class Processes:
         *,
         operator: str,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Cancels the command that the process `process_id` awaits, also one in progress or in
         troubleshooting; then workers undo its completed steps, and it is CANCELED, or FAILED if
@@ -141,7 +141,7 @@ class Processes:
         *,
         operator: str,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Takes the command that the process `process_id` awaits out of troubleshooting, and
         commands to the process itself; or lets workers send the compensations again that have
@@ -158,7 +158,7 @@ class Processes:
         name: str,
         data: Any = None,
         *,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Sends the process `process_id` a signal: a worker calls `on_signal` of its manager with
         `name` and `data`, any JSON value.
@@ -196,7 +196,7 @@ class Processes:
         process_id: UUID | str,
         operator: str,
         reason: str | None,
-        connection: Connection | None,
+        connection: CallersConnection | None,
     ) -> None:
         id_ = check_id("process_id", process_id)
         remark = {

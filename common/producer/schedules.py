@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from cmdbus.checks import check_name, check_whole, did_you_mean
-from cmdbus.database.pool import Connection
 from cmdbus.errors import InvalidOperationError
+from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.arguments import check_remark
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.requests import SendRules
@@ -87,7 +87,7 @@ class ScheduleOperations:
     def __init__(self, connections: Connections, rules: SendRules, check: CheckReply) -> None:
         self._connections, self._rules, self._check = connections, rules, check
 
-    def list(self, *, connection: Connection | None = None) -> list[ScheduleRecord]:
+    def list(self, *, connection: CallersConnection | None = None) -> list[ScheduleRecord]:
         """Every schedule that is declared or added, by name."""
         return [_record(row) for row in self._rows(connection, None)]
 
@@ -108,7 +108,7 @@ class ScheduleOperations:
         key: str | None = None,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Adds the schedule `name`, which sends a command of `domain` and `type` at each of its
         ticks from now on: those of the line `cron` in `timezone`, or `every` so often. It replaces
@@ -138,7 +138,7 @@ class ScheduleOperations:
         *,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Removes an added schedule, with its future ticks; if an app declares one of this name,
         that holds again. One that only apps declare is removed if no living node runs its type,
@@ -151,7 +151,7 @@ class ScheduleOperations:
         *,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """A paused schedule misses its ticks, also over restarts, until `resume`."""
         values = {"paused": True, **check_remark(operator, reason)}
@@ -163,7 +163,7 @@ class ScheduleOperations:
         *,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Goes on with the next tick."""
         values = {"paused": False, **check_remark(operator, reason)}
@@ -175,7 +175,7 @@ class ScheduleOperations:
         *,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> UUID:
         """Sends the command of a schedule now, also of a paused one, and returns its id. It is no
         tick. Raises what `send` raises."""
@@ -190,7 +190,7 @@ class ScheduleOperations:
         return command_id
 
     def next(
-        self, name: str, count: int = 1, *, connection: Connection | None = None
+        self, name: str, count: int = 1, *, connection: CallersConnection | None = None
     ) -> Sequence[datetime]:
         """The next `count` ticks, in the schedule's time zone; of a paused one those that it would
         have."""
@@ -202,12 +202,12 @@ class ScheduleOperations:
         ticks = schedule.ticks.after(found[0].present)
         return [tick.astimezone(zone) for tick in islice(ticks, count)]
 
-    def _rows(self, connection: Connection | None, name: str | None) -> "Sequence[_Row]":
+    def _rows(self, connection: CallersConnection | None, name: str | None) -> "Sequence[_Row]":
         found = self._connections.rows(connection, "read_schedules", "monitor", name=name)
         return [*map(_Row._make, found)]
 
     def _change(
-        self, connection: Connection | None, function: str, name: str, values: dict[str, Any]
+        self, connection: CallersConnection | None, function: str, name: str, values: dict[str, Any]
     ) -> None:
         check_name("name of a schedule", name)
         [refusal] = self._connections.row_once(connection, function, name=name, **values)
@@ -219,7 +219,7 @@ class ScheduleOperations:
         if refusal is not None:
             raise self._unknown(connection, name)
 
-    def _unknown(self, connection: Connection | None, name: str) -> InvalidOperationError:
+    def _unknown(self, connection: CallersConnection | None, name: str) -> InvalidOperationError:
         names = [row.name for row in self._rows(connection, None)]
         hint = did_you_mean(name, names) or "cmdbus schedule list shows those that there are"
         return InvalidOperationError(f"there is no schedule {name!r}: {hint}")

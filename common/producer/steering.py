@@ -11,7 +11,7 @@ from cmdbus.checks import (
     check_key,
     check_name,
 )
-from cmdbus.database.pool import Connection
+from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.priorities import check_priority
 from cmdbus.producer.arguments import NOT_GIVEN, check_remark
 from cmdbus.producer.connections import Connections
@@ -67,7 +67,7 @@ class Steering:
         reason: str | None = None,
         running: bool = False,
         operator: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Cancels the command `command_id` of `domain` if it waits; with `running` also if it
         is in progress: its handler is not interrupted, but nothing that it writes through its
@@ -96,7 +96,7 @@ class Steering:
         until: datetime | None = None,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> int:
         """Cancels the commands that wait in `domain` and meet every given condition, and
         returns their number.
@@ -130,7 +130,7 @@ class Steering:
         key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> int:
         """The number of commands that `cancel_all` with the same `domain`, `type`, `key`, `since`
         and `until` would cancel now."""
@@ -149,7 +149,7 @@ class Steering:
         priority: str | int | None = None,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Gives the command `command_id` of `domain` another time, another priority, or both,
         while it waits. Its attempts stay.
@@ -185,7 +185,7 @@ class Steering:
         accepting: bool = NOT_GIVEN,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Changes those settings of `domain` that are given; None removes a limit.
 
@@ -210,7 +210,7 @@ class Steering:
         *,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Workers stop claiming from `domain`. Running commands end; sends are accepted.
         Recorded with `operator` and `reason`; see `domain_audit`."""
@@ -222,13 +222,13 @@ class Steering:
         *,
         operator: str | None = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """Ends a pause of `domain`; recorded with `operator` and `reason`."""
         self._configure(domain, {"paused": False}, check_remark(operator, reason), connection)
 
     def domain_audit(
-        self, domain: str, *, connection: Connection | None = None
+        self, domain: str, *, connection: CallersConnection | None = None
     ) -> list[AuditEvent]:
         """Pauses, resumptions and changes of settings of `domain`, oldest first; the message is
         the reason. Calls that changed nothing and named no operator are not recorded."""
@@ -240,13 +240,13 @@ class Steering:
         domain: str,
         settings: dict[str, object],
         remark: dict[str, object],
-        connection: Connection | None,
+        connection: CallersConnection | None,
     ) -> None:
         values = {"domain": check_name("domain", domain), "given": list(settings), **remark}
         self._connections.row_once(connection, "configure_domain", **values, **settings)
 
     def _canceled(
-        self, conditions: dict[str, object], connection: Connection | None
+        self, conditions: dict[str, object], connection: CallersConnection | None
     ) -> Iterator[int]:
         """Counts of chunks. One that is repeated takes what its first try did not."""
         for function, first in _CANCELS:
@@ -260,7 +260,7 @@ class Steering:
                 after = dict(zip(first, last, strict=True))
 
     def _canceled_of_key(
-        self, conditions: dict[str, object], connection: Connection | None
+        self, conditions: dict[str, object], connection: CallersConnection | None
     ) -> Iterator[int]:
         for table in _TABLES:
             chunk = {**conditions, "table": table}

@@ -1,11 +1,14 @@
 """How the producer's side executes statements. Decides nothing."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
+
+import psycopg
 
 from cmdbus.arrays import texts
 from cmdbus.checks import check_schema
@@ -19,6 +22,16 @@ from cmdbus.producer.requests import SELDOM, Outgoing, expiry_of
 _COPY_ROWS = 100
 _COPY_NULL = "\\N"
 _COPY_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+_ESCAPED = re.compile(r"\\(.)")
+_UNESCAPED = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r"}
+#: Rows, and characters of them, in one INSERT, which a driver holds in memory several times.
+_INSERTED_ROWS, _INSERTED_CHARACTERS = 1000, 4 * 1024**2
+#: Those of each line, and the types of arrays of those that only some have, unless they are texts.
+_SENT_COLUMNS = (
+    *("domain", "priority", "command_id", "type", "data", "correlation_id", "reply_to"),
+    "max_attempts",
+)
+_ARRAYS = {"batch_id": "uuid[]", "expires_at": "timestamptz[]", "due_at": "timestamptz[]"}
 
 
 class AdmissionResult(NamedTuple):
@@ -108,9 +121,23 @@ class Store(Executor):
     def _copy(
         self, connection: Connection, table: str, columns: tuple[str, ...], lines: Iterator[str]
     ) -> None:
+        if not isinstance(connection, psycopg.Connection):
+            self._insert(connection, table, columns, lines)
+            return
         with own_cursor(connection).copy(_copy_statement(self.schema, table, columns)) as copy:
             while piece := "".join(islice(lines, _COPY_ROWS)):
                 copy.write(piece)
+
+    def _insert(
+        self, connection: Connection, table: str, columns: tuple[str, ...], lines: Iterator[str]
+    ) -> None:
+        """For drivers that have no COPY, or one of their own."""
+        names = (*_SENT_COLUMNS, *columns)
+        text = _insert_statement(self.schema, table, columns)
+        for part in _parts(lines):
+            values = zip(*map(_copied_values, part), strict=True)
+            arrays = {name: texts(column) for name, column in zip(names, values, strict=True)}
+            own_cursor(connection).execute(text, arrays)
 
 
 @cache
@@ -124,6 +151,34 @@ def _copy_statement(schema: str, table: str, columns: tuple[str, ...]) -> bytes:
     """`columns`: those that not every command fills."""
     more = "".join(f", {column}" for column in columns)
     return render("copy", schema, table=table, more=more).encode()
+
+
+@cache
+def _insert_statement(schema: str, table: str, columns: tuple[str, ...]) -> bytes:
+    arrays = "".join(f", %({column})s::{_ARRAYS.get(column, 'text[]')}" for column in columns)
+    more = "".join(f", {column}" for column in columns)
+    return render("insert", schema, table=table, more=more, arrays=arrays).encode()
+
+
+def _parts(lines: Iterable[str]) -> Iterator[list[str]]:
+    part: list[str] = []
+    characters = 0
+    for line in lines:
+        if part and (characters + len(line) > _INSERTED_CHARACTERS or len(part) == _INSERTED_ROWS):
+            yield part
+            part, characters = [], 0
+        part.append(line)
+        characters += len(line)
+    if part:
+        yield part
+
+
+def _copied_values(line: str) -> list[str | None]:
+    """Those of a line in COPY's text format."""
+    return [
+        None if value == _COPY_NULL else _ESCAPED.sub(lambda m: _UNESCAPED[m[1]], value)
+        for value in line.removesuffix("\n").split("\t")
+    ]
 
 
 def _lines_for_ready(

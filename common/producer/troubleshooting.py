@@ -8,7 +8,7 @@ from uuid import UUID
 
 from cmdbus.checks import check_key, check_operator, check_text, check_whole
 from cmdbus.data import encode
-from cmdbus.database.pool import Connection
+from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.records import Status, TroubleCount, TroubleRecord
 from cmdbus.producer.requests import check_command, check_conditions
@@ -47,7 +47,7 @@ class Troubleshooting:
         key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> list[TroubleRecord]:
         """The commands that meet every given condition (`domain`, `type`, `error_code`,
         `key`, `since`, `until`), the latest to come first: at most `limit`, after leaving out
@@ -66,7 +66,7 @@ class Troubleshooting:
         key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> int:
         """The number of commands that meet every given condition (`domain`, `type`,
         `error_code`, `key`, `since`, `until`)."""
@@ -84,7 +84,7 @@ class Troubleshooting:
         key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> Sequence[TroubleCount]:
         """Counts of the commands that meet every given condition (`domain`, `type`,
         `error_code`, `key`, `since`, `until`), by domain, type and error: the `limit` most
@@ -100,7 +100,7 @@ class Troubleshooting:
         *,
         operator: str,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """The command `command_id` of `domain` waits for a worker again, as if it had never
         been tried. `operator` says who decided that, and `reason` why.
@@ -118,7 +118,7 @@ class Troubleshooting:
         *,
         operator: str,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """The command `command_id` of `domain` is CANCELED; the reply, where one was asked for,
         has the `reason`. `operator` says who decided that.
@@ -137,7 +137,7 @@ class Troubleshooting:
         operator: str,
         result: Any = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> None:
         """The command `command_id` of `domain` is COMPLETED, done by other means; its reply
         says SUCCESS with `result`, any JSON value. `operator` says who decided that, and
@@ -161,7 +161,7 @@ class Troubleshooting:
         limit: int | None = None,
         operator: str,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> int:
         """Does what `retry` does to all that meet every given condition (`domain`, `type`,
         `error_code`, `key`, `since`, `until`), to the `limit` oldest where one is given, for
@@ -182,7 +182,7 @@ class Troubleshooting:
         limit: int | None = None,
         operator: str,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> int:
         """Does what `cancel` does to all that meet every given condition (`domain`, `type`,
         `error_code`, `key`, `since`, `until`), to the `limit` oldest where one is given, for
@@ -204,7 +204,7 @@ class Troubleshooting:
         operator: str,
         result: Any = None,
         reason: str | None = None,
-        connection: Connection | None = None,
+        connection: CallersConnection | None = None,
     ) -> int:
         """Does what `complete` does, with `result` for each, to all that meet every given
         condition (`domain`, `type`, `error_code`, `key`, `since`, `until`), to the `limit`
@@ -214,7 +214,7 @@ class Troubleshooting:
         return self._resolve_all("COMPLETE", conditions, limit, remark, connection)
 
     def _counts(
-        self, conditions: dict[str, object], connection: Connection | None, kind: str
+        self, conditions: dict[str, object], connection: CallersConnection | None, kind: str
     ) -> Sequence[TroubleCount]:
         """`kind` of role that may do that."""
         if conditions["key"] is not None:  # Which monitors may not read.
@@ -231,7 +231,7 @@ class Troubleshooting:
         domain: str,
         command_id: UUID | str,
         remark: dict[str, object],
-        connection: Connection | None,
+        connection: CallersConnection | None,
     ) -> None:
         values = {"action": action, "result": None, **check_command(domain, command_id), **remark}
         self._connections.change(connection, "resolve", _PARTICIPLES[action], _ELSEWHERE, **values)
@@ -242,7 +242,7 @@ class Troubleshooting:
         conditions: dict[str, object],
         limit: int | None,
         remark: dict[str, object],
-        connection: Connection | None,
+        connection: CallersConnection | None,
     ) -> int:
         left = float("inf") if limit is None else check_whole("limit", limit, 1)
         [until] = self._connections.row(connection, "limit_to_now", until=conditions["until"])

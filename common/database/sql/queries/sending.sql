@@ -27,3 +27,13 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1::smallint
 COPY {schema}.{table} (
     domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts{more}
 ) FROM STDIN;
+
+-- name: insert
+-- The same, without COPY.
+INSERT INTO {schema}.{table} (
+    domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts{more}
+)
+SELECT * FROM unnest(
+    %(domain)s::text[], %(priority)s::smallint[], %(command_id)s::uuid[], %(type)s::text[],
+    %(data)s::json[], %(correlation_id)s::uuid[], %(reply_to)s::text[],
+    %(max_attempts)s::smallint[]{arrays});

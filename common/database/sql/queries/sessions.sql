@@ -121,3 +121,19 @@ FROM (
     UNION ALL
     SELECT prepared FROM pg_prepared_xacts WHERE database = current_database()
 ) open;
+
+-- name: begin
+-- This and the next ones are for connections whose drivers do not do it.
+BEGIN;
+
+-- name: commit
+COMMIT;
+
+-- name: savepoint
+SAVEPOINT cmdbus;
+
+-- name: release_savepoint
+RELEASE SAVEPOINT cmdbus;
+
+-- name: undo_savepoint
+ROLLBACK TO SAVEPOINT cmdbus;

@@ -1,0 +1,290 @@
+"""Sending in a caller's transaction, whatever library that is of: all or nothing, together."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import psycopg
+import psycopg2
+import psycopg2.extras
+import pytest
+import sqlalchemy.ext.asyncio
+import sqlalchemy.orm
+from handlers import connect
+from psycopg_pool import ConnectionPool
+from queries import scalar
+from transactions import KINDS, WAYS, Begin, Transaction, of_pooled_connection
+
+from cmdbus import (
+    CommandBus,
+    DuplicateCommandError,
+    QueueFullError,
+    SchemaError,
+    SendRequest,
+)
+from cmdbus.errors import MissingRightError
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+ways = pytest.mark.parametrize("kind", WAYS)
+
+
+@pytest.fixture
+def begin(kind: str, dsn: str) -> Iterator[Begin]:
+    with connect(dsn) as connection:
+        connection.execute("CREATE TABLE orders (id integer)")
+    yield KINDS[kind]
+
+
+@pytest.fixture
+def own(begin: Begin, dsn: str) -> Iterator[Transaction]:
+    with begin(dsn) as transaction:
+        yield transaction
+
+
+def send_all(bus: CommandBus, own: Transaction) -> int:
+    """In each way that sends; the number of commands."""
+    bus.send("payments", "Debit", connection=own.connection)
+    bus.send_many(
+        [SendRequest("payments", "Debit", delay=d) for d in (0, 60)], connection=own.connection
+    )
+    bus.create_batch("payments", [SendRequest("payments", "Debit")] * 2, connection=own.connection)
+    return 5
+
+
+def orders(dsn: str) -> int:
+    with connect(dsn) as connection:
+        return int(scalar(connection, "SELECT count(*) FROM orders"))
+
+
+@kinds
+def test_commands_are_there_when_the_callers_transaction_commits(
+    own: Transaction, bus: CommandBus, dsn: str
+) -> None:
+    own.execute("INSERT INTO orders VALUES (1)")
+    sent = send_all(bus, own)
+    assert bus.snapshot("payments")["depth"] == 0
+    assert bus.snapshot("payments", connection=own.connection)["depth"] == sent
+    own.commit()
+    assert (bus.snapshot("payments")["depth"], orders(dsn)) == (sent, 1)
+
+
+@kinds
+def test_no_command_is_there_when_the_callers_transaction_rolls_back(
+    own: Transaction, bus: CommandBus, dsn: str
+) -> None:
+    own.execute("INSERT INTO orders VALUES (1)")
+    send_all(bus, own)
+    own.rollback()
+    own.commit()
+    assert (bus.snapshot("payments")["depth"], orders(dsn)) == (0, 0)
+
+
+@kinds
+def test_a_send_that_begins_the_transaction_is_committed_with_it(
+    own: Transaction, bus: CommandBus, dsn: str
+) -> None:
+    sent = bus.send("payments", "Debit", connection=own.connection)
+    assert bus.get("payments", sent) is None
+    own.execute("INSERT INTO orders VALUES (1)")
+    own.commit()
+    assert bus.get("payments", sent) is not None
+    assert orders(dsn) == 1
+
+
+@ways
+def test_what_is_sent_in_a_savepoint_ends_with_that(own: Transaction, bus: CommandBus) -> None:
+    own.execute("INSERT INTO orders VALUES (1)")
+    with own.savepoint():
+        kept = bus.send("payments", "Debit", connection=own.connection)
+    with pytest.raises(ZeroDivisionError), own.savepoint():
+        send_all(bus, own)
+        raise ZeroDivisionError
+    own.commit()
+    assert [record.command_id for record in bus.query("payments")] == [kept]
+
+
+@ways
+def test_in_autocommit_mode_each_call_is_a_transaction(
+    begin: Begin, bus: CommandBus, dsn: str
+) -> None:
+    with begin(dsn, autocommit=True) as own:
+        sent = send_all(bus, own)
+        assert bus.snapshot("payments")["depth"] == sent
+        taken = bus.send("payments", "Debit", connection=own.connection)
+        with pytest.raises(DuplicateCommandError):
+            two = [SendRequest("payments", "Debit"), SendRequest("payments", "Debit", None, taken)]
+            bus.send_many(two, connection=own.connection)
+    assert bus.snapshot("payments")["depth"] == sent + 1
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "psycopg2", "pg8000"])
+def test_a_transaction_that_was_begun_by_sql_stays_the_callers(
+    begin: Begin, bus: CommandBus, dsn: str
+) -> None:
+    with begin(dsn, autocommit=True) as own:
+        own.execute("BEGIN")
+        send_all(bus, own)
+        own.execute("ROLLBACK")
+    assert bus.snapshot("payments")["depth"] == 0
+
+
+@ways
+def test_in_an_aborted_transaction_a_send_fails_and_changes_nothing(
+    own: Transaction, bus: CommandBus
+) -> None:
+    own.execute("INSERT INTO orders VALUES (1)")
+    with pytest.raises(Exception, match="does_not_exist"):
+        own.execute("SELECT does_not_exist")
+    for send in (
+        bus.send,
+        lambda *request, **_: bus.create_batch("x", [SendRequest(*request)], **_),
+    ):
+        with pytest.raises(Exception, match="current transaction is aborted"):
+            send("payments", "Debit", connection=own.connection)
+    with pytest.raises(Exception, match="current transaction is aborted"):
+        own.execute("SELECT 1")
+    own.rollback()
+    bus.send("payments", "Debit", connection=own.connection)
+    own.commit()
+    assert bus.snapshot("payments")["depth"] == 1
+
+
+@ways
+def test_a_refused_send_leaves_the_transaction_as_it_was(
+    own: Transaction, bus: CommandBus, dsn: str
+) -> None:
+    taken = bus.send("payments", "Debit", unique="one")
+    bus.configure("full", max_depth=1)
+    bus.send("full", "Debit")
+    own.execute("INSERT INTO orders VALUES (1)")
+    for refused, domain, options in (
+        (DuplicateCommandError, "payments", {"command_id": taken}),
+        (DuplicateCommandError, "payments", {"unique": "one"}),
+        (QueueFullError, "full", {}),
+        (ValueError, "payments", {"expires": 1, "delay": 2}),
+    ):
+        with pytest.raises(refused):
+            bus.send(domain, "Debit", connection=own.connection, **options)
+        requests = [SendRequest("payments", "Debit"), SendRequest(domain, "Debit", **options)]
+        with pytest.raises(refused):
+            bus.send_many(requests, connection=own.connection)
+        with pytest.raises(refused):
+            bus.create_batch("payments", requests, connection=own.connection)
+    own.execute("INSERT INTO orders VALUES (2)")
+    own.commit()
+    assert (bus.snapshot("payments")["depth"], orders(dsn)) == (1, 2)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
+def test_a_connection_of_sqlalchemys_pool_is_the_drivers(
+    driver: str, bus: CommandBus, dsn: str
+) -> None:
+    with of_pooled_connection(driver, dsn) as own:
+        bus.send("payments", "Debit", connection=own.connection)
+        assert bus.snapshot("payments")["depth"] == 0
+        own.commit()
+    assert bus.snapshot("payments")["depth"] == 1
+
+
+def test_an_application_may_have_told_its_driver_to_return_dictionaries(
+    bus: CommandBus, dsn: str
+) -> None:
+    with psycopg2.connect(dsn, cursor_factory=psycopg2.extras.RealDictCursor) as own:
+        sent = bus.send("payments", "Debit", {"amount": 5}, connection=own)
+        found = bus.get("payments", sent, connection=own)
+        assert found is not None and found.data == {"amount": 5}
+    own.close()
+
+
+@ways
+def test_what_the_database_lacks_is_explained(own: Transaction, dsn: str) -> None:
+    with (
+        CommandBus(dsn, schema="other") as bus,
+        pytest.raises(SchemaError, match=r"'other' is not installed .*run cmdbus init"),
+    ):
+        bus.send("payments", "Debit", connection=own.connection)
+
+
+@ways
+def test_a_right_that_the_role_lacks_is_named(own: Transaction, bus: CommandBus) -> None:
+    own.execute("SET LOCAL ROLE pg_monitor")
+    needed = "permission denied for .* cmdbus.* roles of the kind producer"
+    with pytest.raises(MissingRightError, match=needed):
+        bus.send("payments", "Debit", connection=own.connection)
+
+
+@ways
+def test_a_driver_reports_its_own_errors(
+    kind: str, own: Transaction, bus: CommandBus, dsn: str
+) -> None:
+    taken = uuid4()
+    with psycopg.connect(dsn) as other:
+        bus.send("payments", "Debit", command_id=taken, connection=other)
+        own.execute("SET LOCAL lock_timeout = 1")
+        with pytest.raises(Exception, match="lock timeout") as caught:
+            bus.send("payments", "Debit", command_id=taken, connection=own.connection)
+    assert type(caught.value).__module__.split(".")[0] == kind.split()[-1]
+
+
+ENGINE = sqlalchemy.create_engine("sqlite://")
+REFUSED = [
+    ({}, "dict"),
+    ("host=/tmp", "str"),
+    (ENGINE, "sqlalchemy.engine.base.Engine"),
+    (sqlalchemy.orm.sessionmaker(ENGINE), "sqlalchemy.orm.session.sessionmaker"),
+    (sqlalchemy.ext.asyncio.AsyncSession(), "sqlalchemy.ext.asyncio.session.AsyncSession"),
+    (object.__new__(psycopg.AsyncConnection), "psycopg.AsyncConnection"),
+    (object.__new__(asyncpg.Connection), "asyncpg.connection.Connection"),
+    (ConnectionPool(open=False), "psycopg_pool.pool.ConnectionPool"),
+]
+
+
+@pytest.mark.parametrize(("other", "name"), REFUSED, ids=[name for _, name in REFUSED])
+def test_anything_else_is_refused_in_one_sentence(bus: CommandBus, other: Any, name: str) -> None:
+    accepted = (
+        "connection must be a psycopg.Connection (psycopg 3), an SQLAlchemy Session, "
+        "scoped_session or Connection, or a DB-API connection to PostgreSQL, such as psycopg2's, "
+        f"not {name}"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(accepted)}$"):
+        bus.send("payments", "Debit", connection=other)
+    with pytest.raises(ValueError, match=f"^{re.escape(accepted)}$"):
+        bus.get("payments", uuid4(), connection=other)
+
+
+def test_other_databases_are_refused(bus: CommandBus) -> None:
+    with sqlalchemy.create_engine("sqlite://").connect() as own:
+        for connection in (own, sqlalchemy.orm.Session(own)):
+            with pytest.raises(ValueError, match=r"^connection is SQLAlchemy's for sqlite: "):
+                bus.send("payments", "Debit", connection=connection)
+        with pytest.raises(ValueError, match=r"to PostgreSQL.*, not sqlite3\.Connection$"):
+            bus.send("payments", "Debit", connection=own.connection)
+
+
+def test_a_connection_in_sql_ascii_is_refused_over_psycopg2(bus: CommandBus, dsn: str) -> None:
+    with closing(psycopg2.connect(dsn)) as own:
+        own.set_client_encoding("SQL_ASCII")
+        with pytest.raises(ValueError, match="client_encoding is SQL_ASCII"):
+            bus.send("payments", "Debit", connection=own)
+
+
+def test_no_library_is_loaded_before_one_of_its_objects_comes() -> None:
+    code = """
+import sys
+import cmdbus.worker, cmdbus.supervisor.cli.supervise
+bus = cmdbus.CommandBus("host=/none")
+try:
+    bus.send("payments", "Debit", connection={})
+except ValueError:
+    pass
+print({name.split(".")[0] for name in sys.modules} & {"sqlalchemy", "psycopg2", "flask", "pg8000"})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
+    )
+    assert done.stdout.strip() == "set()"
