@@ -114,11 +114,11 @@ def kinds(bus: CommandBus, command_id: UUID) -> list[str]:
     return [event.kind for event in bus.audit("payments", command_id)]
 
 
-def await_drained(bus: CommandBus, within: float = 10.0) -> None:
-    """Until no command of `payments` waits or runs."""
+def await_drained(bus: CommandBus, within: float = 10.0, domain: str = "payments") -> None:
+    """Until no command of the domain waits or runs."""
 
     def left() -> int:
-        snapshot = bus.snapshot("payments")
+        snapshot = bus.snapshot(domain)
         return int(snapshot["depth"]) + int(snapshot["in_progress"])
 
     eventually(lambda: left() == 0, within)
