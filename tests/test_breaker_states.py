@@ -212,6 +212,28 @@ def test_a_place_is_free_once_its_command_was_released(
     assert take(connection, 100) is not None
 
 
+@pytest.mark.parametrize(("seconds", "cooldown", "least", "most"), [(5, 30, 4, 5), (5, 2, 1, 2)])
+def test_the_place_of_a_dead_process_is_free_after_a_pause(
+    connection: psycopg.Connection,
+    half_open: int,
+    seconds: float,
+    cooldown: float,
+    least: float,
+    most: float,
+) -> None:
+    """Of a cooldown at most, and not of a process that ends by itself."""
+    connection.execute("UPDATE cmdbus.breaker SET cooldown_seconds = %s", (cooldown,))
+    give_back = "SELECT cmdbus.give_back_probes(%s, %s)"
+    connection.execute(give_back, (7, 0))
+    number = take(connection, 2, claimer=8)
+    connection.execute(give_back, (8, seconds))
+    assert number is not None and take(connection, 3) is None
+    left = "SELECT extract(epoch FROM retry_at - clock_timestamp()) FROM cmdbus.breaker"
+    assert least < scalar(connection, left) <= most
+    end_cooldown(connection)
+    assert take(connection, 3) is not None
+
+
 HOLDERS = {
     "extended": ("SET token = token", True),
     "gone": ("SET lease_until = clock_timestamp() - interval '1 min'", False),

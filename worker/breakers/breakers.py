@@ -140,7 +140,7 @@ class Breakers:
     def give_back_all(self, connection: Connection) -> None:
         """Frees the places of probes whose ends could not be reported, at the end."""
         if any(each.probe_id is not None for each in self._reports.take()):
-            values = {"claimer": self._statements.incarnation}
+            values = {"claimer": self._statements.incarnation, "seconds": 0.0}
             self._statements.execute(connection, "give_back_probes", values)
 
     # Calls.

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two attempts for rows that other sessions have locked.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 0.5
+#: Seconds until a breaker lets a call through after one that its process did not survive.
+_PROBE_PAUSE_SECONDS = 5.0
 #: Seconds to the next round while some of the dead are left.
 _RETRY_SECONDS = 0.5
 
@@ -92,6 +94,9 @@ def rescue(
     if not end_sessions(statements, connection, sessions, incarnation=dead, within=within / 2):
         return Rescued(sessions_ended=False)
     failpoint(IN_RESCUE)
+    if registry.breakers():
+        values = {"claimer": dead, "seconds": _PROBE_PAUSE_SECONDS}
+        statements.execute(connection, "give_back_probes", values)
     rescuer = _Rescuer(connection, statements.of(dead), registry, attribution)
     rescued, backoff = rescuer.rescued, Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
     rescued.left = rescuer.shown() or rescuer.claimed()
@@ -259,10 +264,6 @@ class RescueRound:
         attribution = attribute(seat, exit_record, read_stacks(self.stacks / str(seat.index)))
         rescued = rescue(connection, self.statements, self.registry, attribution)
         if rescued.sessions_ended:
-            if self.registry.breakers():
-                self.statements.execute(
-                    connection, "give_back_probes", {"claimer": seat.incarnation}
-                )
             name = "quarantine" if exit_record.quarantined else f"worker {seat.number}"
             logger.info("the commands of %s, pid %s: %s", name, seat.pid, rescued)
         return rescued

@@ -85,16 +85,22 @@ BEGIN
 END
 $$;
 
--- Gives back the places of a dead process; called by stewards, which have released its claims.
-CREATE FUNCTION {schema}.give_back_probes(p_claimer bigint) RETURNS void
+-- Gives back the places of a process that ends, or is dead; called by that, or by stewards before they
+-- release its claims. Until p_seconds have passed, or a cooldown if that is shorter, no other call
+-- is let through: a command whose call ends its process would else repeat it at once.
+CREATE FUNCTION {schema}.give_back_probes(p_claimer bigint, p_seconds double precision) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
-    names text[];
+    names text[] := ARRAY(
+        SELECT p.breaker FROM {schema}.breaker_probe p WHERE p.claimer = p_claimer);
 BEGIN
-    WITH gone AS (
-        DELETE FROM {schema}.breaker_probe p WHERE p.claimer = p_claimer RETURNING p.breaker)
-    SELECT array_agg(DISTINCT breaker) INTO names FROM gone;
+    -- As others do: the breaker first, in the order of names.
+    PERFORM FROM {schema}.breaker b WHERE b.name = ANY (names) ORDER BY b.name FOR UPDATE;
+    DELETE FROM {schema}.breaker_probe p WHERE p.claimer = p_claimer;
+    UPDATE {schema}.breaker b SET retry_at = greatest(
+        b.retry_at, clock_timestamp() + make_interval(secs => least(p_seconds, b.cooldown_seconds)))
+    WHERE b.name = ANY (names) AND b.state = 'HALF_OPEN';
     PERFORM {schema}.tell_breaker(b, true) FROM {schema}.breaker b WHERE b.name = ANY (names);
 END
 $$;
