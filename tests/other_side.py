@@ -1,7 +1,7 @@
 """Another system that handlers call, which fails or answers as a test wants, and counts."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,6 +91,15 @@ def break_it(dsn: str, bus: CommandBus, other: OtherSide) -> None:
     other.fail()
     send(bus, count=3)
     await_state(dsn, "OPEN")
+
+
+def await_notifications(dsn: str, workers: Sequence[Worker]) -> None:
+    """Until each has heard of all changes up to now: notifications come in their order."""
+    boards = [worker._telemetry.board for worker in workers]
+    heard = [board.breaker_changes for board in boards]
+    rows(dsn, "SELECT cmdbus.announce_breaker(b, false) FROM cmdbus.breaker b")
+    for board, before in zip(boards, heard, strict=True):
+        eventually(lambda board=board, before=before: board.breaker_changes > before)  # type: ignore[misc]
 
 
 def scalar_of(dsn: str, expression: str) -> object:

@@ -56,7 +56,7 @@ def test_a_change_that_no_session_heard_of_is_read_after_the_next_one_listens(
         bus.wait("payments", bus.send("payments", "Charge"), 5)
         # As if its notification was lost.
         connection.execute("SET cmdbus.notify = off")
-        connection.execute("SELECT cmdbus.steer_breaker('stripe', 'OPEN', 'ann', NULL)")
+        connection.execute("SELECT cmdbus.steer_breaker('stripe', 'open', 'ann', NULL)")
         end_listening_sessions(dsn)
         made = len(other.calls)
 
@@ -125,7 +125,7 @@ def test_a_change_of_which_nothing_is_heard_is_read_with_a_later_claim(
     connection.execute("SET cmdbus.notify = off")
     with calling(dsn, other):
         bus.wait("payments", bus.send("payments", "Charge"), 5)
-        connection.execute("SELECT cmdbus.steer_breaker('stripe', 'OPEN', 'ann', NULL)")
+        connection.execute("SELECT cmdbus.steer_breaker('stripe', 'open', 'ann', NULL)")
 
         def status_of_one() -> str:
             sent = bus.send("payments", "Charge")
@@ -133,7 +133,7 @@ def test_a_change_of_which_nothing_is_heard_is_read_with_a_later_claim(
             return str(found(bus, sent).status)
 
         eventually(lambda: status_of_one() == "PENDING", 5)
-        connection.execute("SELECT cmdbus.steer_breaker('stripe', 'CLOSED', 'ann', NULL)")
+        connection.execute("SELECT cmdbus.steer_breaker('stripe', 'close', 'ann', NULL)")
         eventually(lambda: status_of_one() == "COMPLETED", 5)
 
 

@@ -216,6 +216,28 @@ def test_breakers_are_shown_and_changed_at_a_terminal(
     assert done(run("list")) == "there is no breaker\n"
 
 
+def test_the_status_of_a_domain_shows_the_breakers_that_concern_it(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """Also those that no type is bound to, as its handlers may use them."""
+    declare(
+        connection,
+        "mail",
+        {**STRIPE, "name": "smtp", "covers": ["mail Send"]},
+        {**STRIPE, "name": "anywhere", "covers": []},
+    )
+    for name in ("stripe", "smtp", "anywhere"):
+        bus.breakers.open(name)
+    bus.send("payments", "Charge")
+
+    def shown(*domains: str) -> set[str]:
+        status = json.loads(done(here("status", *domains, "--json", CMDBUS_DSN=dsn)))
+        return {each["name"] for each in status["breakers"]}
+
+    assert shown() == {"stripe", "smtp", "anywhere"}
+    assert shown("payments") == {"stripe", "anywhere"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [

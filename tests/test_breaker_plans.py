@@ -22,7 +22,7 @@ def test_claims_of_others_do_not_walk_over_what_waits_behind_an_open_breaker(
 ) -> None:
     """But once a second. Nor do claims of probes walk over what others wait for."""
     declare(connection, "worker:payments", STRIPE)
-    connection.execute("SELECT cmdbus.steer_breaker('stripe', 'OPEN', NULL, NULL)")
+    connection.execute("SELECT cmdbus.steer_breaker('stripe', 'open', NULL, NULL)")
     if waiting == "Unknown":
         connection.execute("UPDATE cmdbus.breaker SET retry_at = clock_timestamp()")
     send(dsn, SendRequest("payments", waiting), WAITING)
@@ -69,6 +69,6 @@ def test_what_waits_for_a_breaker_is_found_without_a_walk(
     due = "SELECT count(*) FROM cmdbus.scheduled WHERE due_at <= clock_timestamp()"
     with connection.transaction():
         read = scalar(connection, READ) or 0
-        connection.execute("SELECT cmdbus.steer_breaker('stripe', 'RESET', NULL, NULL)")
+        connection.execute("SELECT cmdbus.steer_breaker('stripe', 'reset', NULL, NULL)")
         assert scalar(connection, READ) - read < 500
     assert scalar(connection, due) == 20

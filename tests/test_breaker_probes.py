@@ -10,6 +10,7 @@ from handlers import found, running
 from other_side import (
     LATER,
     OtherSide,
+    await_notifications,
     await_state,
     bound_to,
     break_it,
@@ -90,9 +91,9 @@ def test_as_many_probes_run_at_a_time_as_its_terms_say(
     dsn: str, bus: CommandBus, other: OtherSide
 ) -> None:
     """In all processes together, bound or inside a block."""
-    with calling(dsn, other, 4, probes=2) as _, calling(dsn, other, 4, probes=2) as _:
+    with calling(dsn, other, 4, probes=2) as one, calling(dsn, other, 4, probes=2) as two:
         break_it(dsn, bus, other)
-        stays(lambda: state(dsn) == "OPEN", 0.1)  # Both have heard of it.
+        await_notifications(dsn, [one, two])
         made = len(other.calls)
         other.answers.clear()
         send(bus, count=10)
@@ -161,7 +162,7 @@ def test_a_probe_inside_a_transaction_takes_its_place_on_another_session(
     assert state(dsn) == "CLOSED"
 
 
-def test_a_suspect_can_be_the_probe_and_does_not_run_while_its_breaker_is_open(
+def test_a_suspect_is_waited_for_only_while_its_breaker_lets_it_through(
     dsn: str, bus: CommandBus, other: OtherSide, connection: psycopg.Connection
 ) -> None:
     """The check for suspects, by which a fleet starts its quarantine process."""

@@ -275,10 +275,10 @@ def test_limits_and_breakers_of_one_type_hold_together(
 ) -> None:
     registry = HandlerRegistry()
     registry.breaker(Breaker("stripe", failures=3, cooldown=0.3))
-    gate = Gate()
+    gates = {key: Gate() for key in "abc"}
 
     def charge(command: Command, context: Context) -> object:
-        return gate(command, context) if other.error is None else other()
+        return gates[command.data](command, context) if command.data else other()
 
     registry.register(
         "payments", "Charge", charge, breaker="stripe", concurrency=1, fair=True, retry=LATER
@@ -286,9 +286,13 @@ def test_limits_and_breakers_of_one_type_hold_together(
     with running(dsn, registry, concurrency=4):
         break_it(dsn, bus, other)
         other.error = None
-        bus.send_many([SendRequest("payments", "Charge", key=key) for key in "aabbcc"])
-        gate.wait_for(1)
-        stays(lambda: gate.inside == 1, 0.3)
-        gate.open.set()
+        bus.send_many([SendRequest("payments", "Charge", key, key=key) for key in "aabbcc"])
+        eventually(lambda: sum(gate.inside for gate in gates.values()) == 1)
+        stays(lambda: sum(gate.inside for gate in gates.values()) == 1, 0.3)
+        [probe] = [gate for gate in gates.values() if gate.inside]
+        probe.open.set()  # Now each key has its own limit, and the breaker keeps none.
+        eventually(lambda: all(gate.inside for gate in gates.values() if gate is not probe))
+        for gate in gates.values():
+            gate.open.set()
         eventually(lambda: len(bus.query(status="COMPLETED")) == 6)
-    assert gate.most <= 3
+    assert {key: gate.most for key, gate in gates.items()} == {"a": 1, "b": 1, "c": 1}

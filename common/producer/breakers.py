@@ -89,7 +89,7 @@ class BreakerOperations:
     ) -> None:
         """Opens the breaker `name`, until an operator closes or resets it: no probes are made.
         Recorded with `operator` and `reason`."""
-        self._steer(connection, name, "OPEN", operator, reason)
+        self._steer(connection, name, "open", operator, reason)
 
     def close(
         self,
@@ -101,7 +101,7 @@ class BreakerOperations:
     ) -> None:
         """Closes the breaker `name`: calls are made again, and failures open it again. Recorded
         with `operator` and `reason`."""
-        self._steer(connection, name, "CLOSED", operator, reason)
+        self._steer(connection, name, "close", operator, reason)
 
     def reset(
         self,
@@ -113,7 +113,7 @@ class BreakerOperations:
     ) -> None:
         """Closes the breaker `name`, and forgets the failures on record. Recorded with `operator`
         and `reason`."""
-        self._steer(connection, name, "RESET", operator, reason)
+        self._steer(connection, name, "reset", operator, reason)
 
     def set(
         self,
@@ -173,11 +173,12 @@ class BreakerOperations:
         self,
         connection: CallersConnection | None,
         name: str,
-        to: str,
+        action: str,
         operator: str | None,
         reason: str | None,
     ) -> None:
-        values = {"name": check_name("breaker", name), "to": to, **check_remark(operator, reason)}
+        remark = check_remark(operator, reason)
+        values = {"name": check_name("breaker", name), "action": action, **remark}
         self._change(connection, "steer_breaker", values)
 
     def _change(

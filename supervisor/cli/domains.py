@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cmdbus.breakers import BreakerState
 from cmdbus.checks import did_you_mean
 from cmdbus.selection import listed, priorities_text
 from cmdbus.supervisor.cli.options import audit_options, option, time_option
@@ -16,6 +17,7 @@ from cmdbus.supervisor.cli.parameters import NO_LIMIT, limit, span
 from cmdbus.supervisor.cli.session import UsageProblem, check_known, with_bus
 
 if TYPE_CHECKING:
+    from cmdbus.producer.breakers import BreakerRecord
     from cmdbus.producer.bus import CommandBus
     from cmdbus.producer.records import DomainRecord, Waiting
 
@@ -30,7 +32,8 @@ _SETTINGS_HEAD = ("", "SENDS", "STATE", "DEPTH", "WARN AT", "FULL AT", "PER KEY"
 
     READY could be claimed now, LATER waits for its time, LIMITED at a limit of its
     type, TROUBLE for an operator. OLDEST is how long the first of those that are ready
-    or limited has waited. Circuit breakers that are not closed follow.
+    or limited has waited. Circuit breakers that are not closed follow,
+    but those of other domains than the given ones.
 
     \b
     Examples:
@@ -44,11 +47,22 @@ def status(bus: "CommandBus", domain: tuple[str, ...]) -> Shown:
     found = bus.domains(*domain)
     for name in sorted(set(domain) - {each.domain for each in found}):
         check_known(bus, name)
-    breakers = [each for each in bus.breakers.list() if each.state != "CLOSED"]
+    breakers = [
+        each
+        for each in bus.breakers.list()
+        if each.state is not BreakerState.CLOSED and _concerns(each, domain)
+    ]
     lines = table(_STATUS_HEAD, _rows(found), left=range(1))
     lines = lines if found else ["nothing waits, nothing runs"]
     open_ = (f"breaker {each.name} is {state_text(each)}" for each in breakers)
     return {"domains": found, "breakers": breakers}, chain(lines, _remarks(found), open_)
+
+
+def _concerns(breaker: "BreakerRecord", domains: tuple[str, ...]) -> bool:
+    """Whether types of these domains are bound to it; one without any concerns all, as its calls
+    may be anywhere."""
+    bound = {name.split("/")[0] for name in breaker.covers}
+    return not (domains and bound) or not bound.isdisjoint(domains)
 
 
 @click.command(

@@ -8,11 +8,12 @@ import json
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 from uuid import UUID
 
 import click
 
+from cmdbus.breakers import BreakerState
 from cmdbus.counting import count_of
 from cmdbus.printable import one_line
 
@@ -142,17 +143,24 @@ def ago(time: datetime) -> str:
 
 def state_text(breaker: "BreakerRecord") -> str:
     """The state of a breaker, and what comes next."""
-    if breaker.opened_at is None:
-        return f"CLOSED, failures on record: {breaker.failures}"
-    since = f"{breaker.state}, not closed since {timestamp(breaker.opened_at)}"
-    if breaker.state == "HALF_OPEN":
-        return f"{since}, probes that run: {breaker.probing}"
-    since = f"OPEN since {timestamp(breaker.opened_at)}"
+    opened = timestamp(breaker.opened_at or breaker.changed_at)
+    match breaker.state:
+        case BreakerState.CLOSED:
+            return f"CLOSED, failures on record: {breaker.failures}"
+        case BreakerState.HALF_OPEN:
+            return f"HALF_OPEN, not closed since {opened}, probes that run: {breaker.probing}"
+        case BreakerState.OPEN:
+            return f"OPEN since {opened}, {_end_of_cooldown(breaker)}"
+        case never:
+            assert_never(never)
+
+
+def _end_of_cooldown(breaker: "BreakerRecord") -> str:
     if breaker.retry_at is None:
-        return f"{since}, until an operator closes it: cmdbus breaker close {breaker.name}"
+        return f"until an operator closes it: cmdbus breaker close {breaker.name}"
     if breaker.retry_at <= datetime.now(UTC):
-        return f"{since}, the next call is a probe"
-    return f"{since}, probes from {timestamp(breaker.retry_at)} on"
+        return "the next call is a probe"
+    return f"probes from {timestamp(breaker.retry_at)} on"
 
 
 def when(time: datetime | None) -> str | None:

@@ -62,6 +62,7 @@ class Leader:
     def __init__(
         self,
         setup: Setup,
+        *,
         handled_types: HandledTypes,
         in_flight: InFlight,
         queue: LocalQueue,
@@ -76,8 +77,14 @@ class Leader:
         )
         self._limited_types = self._planner.limited_types
         self._narrowing = Narrowing(setup.statements)
-        shared = breakers, self._planner, self._narrowing, handled_types, in_flight
-        self._probing = Probing(setup.statements, *shared)
+        self._probing = Probing(
+            setup.statements,
+            breakers=breakers,
+            planner=self._planner,
+            narrowing=self._narrowing,
+            handled_types=handled_types,
+            in_flight=in_flight,
+        )
         self.adoption = Adoption(setup.statements, in_flight, setup.claim_bytes)
         self._in_flight, self._queue, self._unsettled = in_flight, queue, unsettled
         self._batches, self._breakers = batches, breakers

@@ -66,8 +66,15 @@ class Pipeline:
         self.breakers = Breakers(setup.statements, setup.registry, self._board, setup.source)
         if self.breakers.states.types:
             self.unsettled.breakers = self.breakers
-        shared = self.in_flight, self.queue, self.unsettled, self.batches, self.breakers
-        self.leader = Leader(setup, self._handled_types, *shared)
+        self.leader = Leader(
+            setup,
+            handled_types=self._handled_types,
+            in_flight=self.in_flight,
+            queue=self.queue,
+            unsettled=self.unsettled,
+            batches=self.batches,
+            breakers=self.breakers,
+        )
         self.stopping = self.leader.stopping
 
     def stop_claiming(self) -> None:
@@ -176,7 +183,7 @@ class Pipeline:
         return True
 
     def _give_back(self, thread: WorkerThread, entry: Entry) -> bool:
-        """The breaker of its type has opened since the claim."""
+        """Releases a claim, of which nothing has happened: the breaker of its type has opened."""
         self.in_flight.mark_released([entry.claim])
         return not self._ends_as_surplus(thread)
 

@@ -56,6 +56,7 @@ class Probing:
     def __init__(
         self,
         statements: ClaimStatements,
+        *,
         breakers: Breakers,
         planner: ClaimPlanner,
         narrowing: Narrowing,

@@ -12,7 +12,7 @@ from cmdbus.worker.steward.timer_round import TimerRound
 @dataclass(slots=True)
 class BreakerRound:
     listening: Listening
-    #: Has the poll interval.
+    #: Its poll interval applies here, too.
     timers: TimerRound
     #: Monotonic time of the next change that is counted.
     _due: float = 0.0

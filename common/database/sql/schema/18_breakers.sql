@@ -102,14 +102,14 @@ AS $$
         WHERE o.breaker = p_name ORDER BY o.id DESC OFFSET 1000 LIMIT 1);
 $$;
 
--- Lets every process read the states again; with p_opens, commands of the breaker's types may be
+-- Lets every process read the states again; with p_wakes, commands of the breaker's types may be
 -- claimable now. The order counts: a worker that is woken must know of the change.
-CREATE FUNCTION {schema}.tell_breaker(p_breaker {schema}.breaker, p_opens boolean) RETURNS void
+CREATE FUNCTION {schema}.announce_breaker(p_breaker {schema}.breaker, p_wakes boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
     PERFORM {schema}.notify('{channel}_breaker', p_breaker.name);
-    IF p_opens THEN
+    IF p_wakes THEN
         PERFORM {schema}.wake(d)
         FROM (SELECT DISTINCT split_part(c, ' ', 1) FROM unnest(p_breaker.covers) c) w (d);
     END IF;
@@ -117,17 +117,17 @@ END
 $$;
 
 -- Opens a breaker whose row is locked, for its cooldown or, by an operator, until one closes it.
-CREATE FUNCTION {schema}.open_breaker(p_breaker {schema}.breaker, p_keeps boolean) RETURNS void
+CREATE FUNCTION {schema}.open_breaker(p_breaker {schema}.breaker, p_by_operator boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
     UPDATE {schema}.breaker b SET
         state = 'OPEN', failed_at = '{}', changed_at = clock_timestamp(),
         opened_at = coalesce(b.opened_at, clock_timestamp()),
-        retry_at = CASE WHEN NOT p_keeps
+        retry_at = CASE WHEN NOT p_by_operator
             THEN clock_timestamp() + make_interval(secs => b.cooldown_seconds) END
     WHERE b.name = p_breaker.name;
-    PERFORM {schema}.tell_breaker(p_breaker, false);
+    PERFORM {schema}.announce_breaker(p_breaker, false);
 END
 $$;
 
@@ -141,7 +141,7 @@ BEGIN
         state = 'CLOSED', failed_at = '{}', succeeded_at = clock_timestamp(), retry_at = NULL,
         changed_at = clock_timestamp(), opened_at = NULL
     WHERE b.name = p_breaker.name;
-    PERFORM {schema}.tell_breaker(p_breaker, true), {schema}.end_deferrals(p_breaker.name);
+    PERFORM {schema}.announce_breaker(p_breaker, true), {schema}.end_deferrals(p_breaker.name);
 END
 $$;
 
@@ -176,7 +176,7 @@ BEGIN
     WHERE b.name = p_breaker.name;
     -- Workers report successes only while a failure is on record.
     IF (cardinality(failed) = 0) <> (cardinality(p_breaker.failed_at) = 0) THEN
-        PERFORM {schema}.tell_breaker(p_breaker, false);
+        PERFORM {schema}.announce_breaker(p_breaker, false);
     END IF;
 END
 $$;
@@ -225,7 +225,7 @@ BEGIN
                                       ELSE 'ended with an error that does not count' END,
                         'for_seconds', found_breaker.cooldown_seconds));
             WHEN cardinality(ends) > 0 AND found_breaker.state = 'HALF_OPEN' THEN
-                PERFORM {schema}.tell_breaker(found_breaker, true);
+                PERFORM {schema}.announce_breaker(found_breaker, true);
             ELSE NULL;
         END CASE;
     END LOOP;

@@ -34,8 +34,9 @@ BEGIN
 END
 $$;
 
--- Lets these claims through as probes, and returns their numbers; called after lock_probes in the
--- same transaction. A place is held for p_seconds at most.
+-- Lets these claims through as probes, and returns their ids; called after lock_probes in the same
+-- transaction. A claim that is settled, and whose end is not reported, holds its place for p_seconds
+-- from now at most.
 CREATE FUNCTION {schema}.note_probes(
     p_name text, p_claimer bigint, p_domains text[], p_priorities smallint[], p_ids bigint[],
     p_tokens bigint[], p_seconds double precision[]
@@ -43,7 +44,7 @@ CREATE FUNCTION {schema}.note_probes(
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
-    numbers bigint[];
+    probe_ids bigint[];
     opened {schema}.breaker;
 BEGIN
     WITH noted AS (
@@ -52,22 +53,22 @@ BEGIN
         SELECT p_name, p_claimer, c.domain, c.priority, c.id, c.token,
             clock_timestamp() + make_interval(secs => c.seconds)
         FROM unnest(p_domains, p_priorities, p_ids, p_tokens, p_seconds)
-            WITH ORDINALITY c (domain, priority, id, token, seconds, place)
-        ORDER BY c.place
+            WITH ORDINALITY c (domain, priority, id, token, seconds, ordinal)
+        ORDER BY c.ordinal
         RETURNING id)
-    SELECT array_agg(id ORDER BY id) INTO numbers FROM noted;
+    SELECT array_agg(id ORDER BY id) INTO probe_ids FROM noted;
     UPDATE {schema}.breaker b SET state = 'HALF_OPEN', changed_at = clock_timestamp()
     WHERE b.name = p_name AND b.state = 'OPEN'
     RETURNING b.* INTO opened;
     IF FOUND THEN
-        PERFORM {schema}.tell_breaker(opened, false),
+        PERFORM {schema}.announce_breaker(opened, false),
             {schema}.note_breaker(p_name, 'HALF_OPENED');
     END IF;
-    RETURN numbers;
+    RETURN probe_ids;
 END
 $$;
 
--- Lets one call of this claim through as a probe, and returns its number; NULL: it is not let
+-- Lets one call of this claim through as a probe, and returns its id; NULL: it is not let
 -- through.
 CREATE FUNCTION {schema}.take_probe(
     p_name text, p_claimer bigint, p_domain text, p_priority smallint, p_id bigint, p_token bigint,
@@ -101,7 +102,7 @@ BEGIN
     UPDATE {schema}.breaker b SET retry_at = greatest(
         b.retry_at, clock_timestamp() + make_interval(secs => least(p_seconds, b.cooldown_seconds)))
     WHERE b.name = ANY (names) AND b.state = 'HALF_OPEN';
-    PERFORM {schema}.tell_breaker(b, true) FROM {schema}.breaker b WHERE b.name = ANY (names);
+    PERFORM {schema}.announce_breaker(b, true) FROM {schema}.breaker b WHERE b.name = ANY (names);
 END
 $$;
 
@@ -140,15 +141,15 @@ CREATE FUNCTION {schema}.let_through(p_types text[]) RETURNS text[]
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-    kept text[];
+    withheld text[];
 BEGIN
-    SELECT array_agg(c) INTO kept
+    SELECT array_agg(c) INTO withheld
     FROM {schema}.breaker b, unnest(b.covers) c
     WHERE b.state <> 'CLOSED' AND NOT coalesce(
         b.retry_at <= clock_timestamp() AND b.probes > {schema}.count_held_probes(b.name), false);
-    IF kept IS NULL THEN
+    IF withheld IS NULL THEN
         RETURN p_types;
     END IF;
-    RETURN ARRAY(SELECT t FROM unnest(p_types) t WHERE t <> ALL (kept));
+    RETURN ARRAY(SELECT t FROM unnest(p_types) t WHERE t <> ALL (withheld));
 END
 $$;

@@ -20,7 +20,7 @@ DECLARE
         WHERE b.name = coalesce(p_name, b.name)
             AND NOT EXISTS (SELECT FROM {schema}.breaker_declared d WHERE d.name = b.name));
 BEGIN
-    PERFORM {schema}.tell_breaker(b, true) FROM unnest(undeclared) b WHERE b.covers <> '{}';
+    PERFORM {schema}.announce_breaker(b, true) FROM unnest(undeclared) b WHERE b.covers <> '{}';
     DELETE FROM {schema}.breaker_probe p USING unnest(undeclared) u WHERE p.breaker = u.name;
     UPDATE {schema}.breaker b SET
         state = CASE WHEN b.state = 'OPEN' AND b.retry_at IS NULL THEN 'OPEN' ELSE 'CLOSED' END,
@@ -65,7 +65,7 @@ BEGIN
     WHERE (b.failures, b.window_seconds, b.cooldown_seconds, b.probes, b.covers)
         IS DISTINCT FROM (EXCLUDED.failures, EXCLUDED.window_seconds, EXCLUDED.cooldown_seconds,
                           EXCLUDED.probes, EXCLUDED.covers);
-    PERFORM {schema}.tell_breaker(b, true), {schema}.end_deferrals(b.name)
+    PERFORM {schema}.announce_breaker(b, true), {schema}.end_deferrals(b.name)
     FROM unnest(before) e JOIN {schema}.breaker b ON b.name = e.name
     WHERE b.retry_at < e.retry_at;
 END
@@ -116,11 +116,11 @@ BEGIN
 END
 $$;
 
--- Opens (OPEN), closes (CLOSED) or resets (RESET: closes, and forgets failures) a breaker, and
+-- Opens a breaker, closes it, or resets it (closes it, and forgets failures), as p_action says, and
 -- leaves an event. With p_again it is the second try of its call, and does nothing if the first has
 -- left one. Returns NULL, or 'unknown' if there is no such breaker.
 CREATE FUNCTION {schema}.steer_breaker(
-    p_name text, p_to text, p_operator text, p_reason text,
+    p_name text, p_action text, p_operator text, p_reason text,
     p_call bigint DEFAULT NULL, p_again boolean DEFAULT false
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -135,14 +135,14 @@ BEGIN
     IF p_again AND {schema}.breaker_was_noted(p_name, p_call) THEN
         RETURN NULL;
     END IF;
-    IF p_to = 'OPEN' THEN
+    IF p_action = 'open' THEN
         PERFORM {schema}.open_breaker(found_breaker, true);
-    ELSIF p_to = 'RESET' OR found_breaker.state <> 'CLOSED' THEN
+    ELSIF p_action = 'reset' OR found_breaker.state <> 'CLOSED' THEN
         PERFORM {schema}.close_breaker(found_breaker),
             {schema}.forget_undeclared_breakers(p_name);
     END IF;
     PERFORM {schema}.note_breaker(
-        p_name, CASE p_to WHEN 'OPEN' THEN 'OPENED' ELSE p_to END,
+        p_name, CASE p_action WHEN 'open' THEN 'OPENED' WHEN 'close' THEN 'CLOSED' ELSE 'RESET' END,
         json_build_object('before', found_breaker.state), p_operator, p_reason, p_call);
     RETURN NULL;
 END
