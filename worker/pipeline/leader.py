@@ -78,12 +78,7 @@ class Leader:
         self._limited_types = self._planner.limited_types
         self._narrowing = Narrowing(setup.statements)
         self._probing = Probing(
-            setup.statements,
-            breakers=breakers,
-            planner=self._planner,
-            narrowing=self._narrowing,
-            handled_types=handled_types,
-            in_flight=in_flight,
+            setup.statements, breakers, self._planner, self._narrowing, handled_types, in_flight
         )
         self.adoption = Adoption(setup.statements, in_flight, setup.claim_bytes)
         self._in_flight, self._queue, self._unsettled = in_flight, queue, unsettled
@@ -298,11 +293,7 @@ class Leader:
             thread.slot.enter(Phase.RESTING, time.monotonic_ns(), 0)
             source = self._waiter.wait_for_work(
                 busy=self._is_busy,
-                until=min(
-                    self._planner.look_again_at,
-                    self._probing.look_again_at,
-                    self._breakers.look_again_at,
-                ),
+                until=min(self._planner.look_again_at, self._probing.look_again_at),
             )
             if source is not None:
                 thread.slot.counters.add(source)

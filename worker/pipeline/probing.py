@@ -56,7 +56,6 @@ class Probing:
     def __init__(
         self,
         statements: ClaimStatements,
-        *,
         breakers: Breakers,
         planner: ClaimPlanner,
         narrowing: Narrowing,
@@ -148,4 +147,4 @@ class Probing:
         """The monotonic time by which an empty claim must be followed by another; else infinite."""
         open_ = self._breakers.states.open
         due = (tries.look_again_at for name, tries in self._tries.items() if name in open_)
-        return min(due, default=float("inf"))
+        return min([self._breakers.look_again_at, *due])
