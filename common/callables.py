@@ -1,6 +1,8 @@
 """Functions that can be handlers. Pure."""
 
 import inspect
+import sys
+from typing import Any
 
 
 def check_callable(function: object, what: str) -> None:
@@ -16,11 +18,20 @@ def check_callable(function: object, what: str) -> None:
     if inspect.isgeneratorfunction(code):
         raise ValueError(f"{what}, {name_of(function)}, is a generator: return the result instead")
     try:
-        inspect.signature(function).bind("command", "context")
+        signature_of(function).bind("command", "context")
     except TypeError as error:
         raise ValueError(f"{what} is called with (command, context): {error}") from None
     except ValueError:
         pass  # Some builtins have no signature.
+
+
+def signature_of(function: Any) -> inspect.Signature:
+    """Also while types of its annotations do not exist."""
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+    return inspect.signature(function)
 
 
 def name_of(function: object) -> str:

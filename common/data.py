@@ -1,5 +1,6 @@
 """Data of commands and results: any JSON value, checked before it is written and
-decoded with care when it is read. Pure.
+decoded with care when it is read. Values with a form of theirs in JSON, like times, become that.
+Pure.
 
 Refused is data that JSON lacks, that PostgreSQL cannot hold, and that another
 supported Python could not decode again.
@@ -11,6 +12,8 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from cmdbus.payloads.forms import Encoder, TooDeepError, plain
+
 MAX_BYTES = 1024 * 1024
 #: The largest max_bytes. The type of the tables' data takes no more, so that a row fits into
 #: the memory of each process that reads it.
@@ -20,6 +23,7 @@ MAX_DEPTH = 200
 #: Digits of a number; by default Python refuses to convert longer ones.
 MAX_DIGITS = 4300
 
+_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels (or contains itself)"
 _CONTAINERS = (dict, list, tuple)
 _refuse = json.JSONEncoder().default
 #: The encoder's own part in C, made once for all values. It does not search for circles: a value
@@ -40,14 +44,22 @@ class Undecodable:
     reason: str
 
 
-def encode(value: object, *, what: str = "data", max_bytes: int = MAX_BYTES) -> str:
-    """`value` as JSON text; a ValueError names the defect, and its place in `what`."""
+def encode(
+    value: object,
+    *,
+    what: str = "data",
+    max_bytes: int = MAX_BYTES,
+    encoder: Encoder | None = None,
+) -> str:
+    """`value` as JSON text; a ValueError names the defect, and its place in `what`. `encoder` gives
+    the forms of values that have none in cmdbus."""
     try:
         if isinstance(value, _CONTAINERS):
             _check_keys_and_depth(value, MAX_DEPTH)
         text = "".join(_to_parts(value, 0))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(_explain(value, what) or f"{what} is not JSON: {error}") from None
+    except (ValueError, TypeError, RecursionError):
+        value = _plain(value, what, encoder)
+        text = "".join(_to_parts(value, 0))
     size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     if size > max_bytes:
         raise ValueError(f"{what} has {size} bytes as JSON: at most {max_bytes} are taken")
@@ -80,6 +92,19 @@ def _finite(digits: str) -> float:
 _decoder = json.JSONDecoder(parse_float=_finite)
 #: The decoder's own part in C, without its search for spaces.
 _scan_once: Callable[[str, int], tuple[object, int]] = _decoder.scan_once  # type: ignore[attr-defined]  # missing in the stubs
+
+
+def _plain(value: object, what: str, encoder: Encoder | None) -> object:
+    """As the encoder takes it; a ValueError names the first defect."""
+    try:
+        form = plain(value, encoder, room=MAX_DEPTH)
+    except (TooDeepError, RecursionError):
+        raise ValueError(f"{what} {_TOO_DEEP}") from None
+    except ValueError as error:
+        raise ValueError(f"{what} is not JSON: {error}") from None
+    if problem := _explain(form, what):
+        raise ValueError(problem)
+    return form
 
 
 def _check_keys_and_depth(value: object, room: int) -> None:
@@ -125,7 +150,7 @@ def _explain(value: object, path: str) -> str | None:
 def _explain_one(value: object, depth: int) -> str | None:
     if isinstance(value, _CONTAINERS):
         if depth >= MAX_DEPTH:
-            return f"is nested deeper than {MAX_DEPTH} levels (or contains itself)"
+            return _TOO_DEEP
         if isinstance(value, dict):
             for key in value:
                 if not isinstance(key, str):

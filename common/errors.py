@@ -240,6 +240,11 @@ class NotHereError(CmdbusError):
         self.code = code
 
 
+class PayloadInvalidError(CmdbusError):
+    """The data of a command does not fit the type that its handler's annotation names: an operator
+    decides."""
+
+
 class HandlerAlreadyRegisteredError(CmdbusError):
     """The registry has a handler for this domain and type; it keeps that one."""
 

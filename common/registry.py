@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Protocol, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack
 
 from cmdbus.breakers import Breaker, BreakerDeclaration, DeclaredBreakers, check_bound, guarded
 from cmdbus.callables import check_callable, name_of
@@ -15,10 +15,16 @@ from cmdbus.limits import Declaration, Limit, check_declared, handler_limit, sha
 from cmdbus.retry import RetryPolicy
 from cmdbus.schedules import Schedule, ScheduleOptions
 from cmdbus.selection import check_tags, needs
+from cmdbus.typed_handlers import prepare, typed
+
+if TYPE_CHECKING:
+    from cmdbus.context import Context
 
 #: Called with the command and its context; returns the command's result.
-HandlerFunction = Callable[..., Any]
+HandlerFunction = Callable[[Command[Any], "Context"], Any]
 F = TypeVar("F", bound=HandlerFunction)
+#: Also a method, before it has its instance.
+M = TypeVar("M", bound=HandlerFunction | Callable[[Any, Command[Any], "Context"], Any])
 
 _MARKS = "_cmdbus_marks"
 #: The options of a handler that make a limit of its own.
@@ -90,7 +96,7 @@ class Handler:
     group: MakeGroup | None = field(default=None, repr=False)
     #: `retry`, or the default.
     policy: RetryPolicy = field(init=False, repr=False)
-    #: `function`, inside the breaker if there is one.
+    #: `function`, inside the breaker if there is one, with its payload read if that has a type.
     run: HandlerFunction = field(init=False, repr=False)
 
     @property
@@ -113,15 +119,16 @@ class Handler:
         run = self.function
         if self.breaker is not None:
             run = guarded(run, check_bound(f"breaker of {self.domain}/{self.type}", self.breaker))
-        object.__setattr__(self, "run", run)
+        what = f"the handler of {self.domain}/{self.type}"
+        object.__setattr__(self, "run", typed(self.function, run, what))
 
 
-def handler(domain: str, type: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
+def handler(domain: str, type: str, **options: Unpack[HandlerOptions]) -> Callable[[M], M]:
     """Marks a method for `HandlerRegistry.register_instance`; the method stays as it is."""
     # A mistake is an error here; the method itself is checked once it has its instance.
     _made(domain, type, lambda command, context: None, options)
 
-    def mark(function: F) -> F:
+    def mark(function: M) -> M:
         made = domain, type, options
         setattr(function, _MARKS, (*getattr(function, _MARKS, ()), made))
         return function
@@ -202,7 +209,7 @@ class HandlerRegistry:
         *,
         name: str | None = None,
         **options: Unpack[ScheduleOptions],
-    ) -> Callable[[F], F]:
+    ) -> Callable[[M], M]:
         """Declares that a command of the type which the decorated function handles is sent at each
         tick of the line `cron`, like "0 3 * * *", or `every` so often; see ScheduleOptions. `name`
         is by default the domain and type. Returns the function unchanged."""
@@ -276,7 +283,10 @@ class HandlerRegistry:
         return {name: missing for name, missing in lacking.items() if missing}
 
     def declarations(self) -> Declarations:
-        """All that it declares; a ValueError says what is wrong with any of it."""
+        """All that it declares; a ValueError says what is wrong with any of it, or with the type
+        of a handler's payload."""
+        for each in self:
+            prepare(each.run)
         return Declarations(
             limits=self.limits(),
             breakers=self.breakers(),

@@ -20,11 +20,14 @@ PACKAGES = {"cmdbus": "common", "cmdbus.worker": "worker", "cmdbus.supervisor": 
 #: The floor plan: each room, and the rooms that it may import.
 SHARED = ["cmdbus"]
 FLOOR_PLAN = {
-    "cmdbus": [],
+    "cmdbus.payloads": [],
+    "cmdbus": ["cmdbus.payloads"],
     "cmdbus.board": SHARED,
     "cmdbus.database": SHARED,
     "cmdbus.integrations": [*SHARED, "cmdbus.database"],
-    "cmdbus.producer": [*SHARED, "cmdbus.database", "cmdbus.integrations"],
+    "cmdbus.producer": [
+        *[*SHARED, "cmdbus.payloads", "cmdbus.database", "cmdbus.integrations"],
+    ],
 }
 COMMON = [*FLOOR_PLAN]
 FLOOR_PLAN["cmdbus.processes"] = [*SHARED, "cmdbus.database", "cmdbus.producer"]

@@ -22,6 +22,7 @@ from cmdbus import (
     ShutdownError,
 )
 from cmdbus.producer.process_starts import ProcessStart, start
+from cmdbus.producer.requests import SendRules
 from cmdbus.producer.store import Store
 
 
@@ -144,7 +145,10 @@ def test_an_id_starts_one_process(bus: CommandBus) -> None:
 def test_a_start_that_is_repeated_after_its_connection_died_starts_one_process(
     bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    store, process = Store("cmdbus"), ProcessStart.of(ProcessRequest("trips", "Booking", {}), 100)
+    store, process = (
+        Store("cmdbus"),
+        ProcessStart.of(ProcessRequest("trips", "Booking", {}), SendRules.of(None, 100)),
+    )
     assert [start(store, connection, process).refusal for _ in range(2)] == [None, "repeated"]
     assert len(bus.query("trips")) == 1
 

@@ -57,7 +57,7 @@ def test_marked_methods_are_registered_bound_and_private_ones_are_not() -> None:
     limits = sorted((h.type, h.timeout, h.statement_timeout) for h in registry)
     assert limits == [("Credit", None, None), ("Debit", 5, 2)]
     found = registry.find("payments", "Credit")
-    assert found is not None and found.function("c", None) == "booked"
+    assert found is not None and found.function("c", None) == "booked"  # type: ignore[arg-type]
     assert service.seen == ["c"]
 
 

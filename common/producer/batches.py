@@ -17,7 +17,6 @@ from cmdbus.checks import (
     check_whole,
 )
 from cmdbus.clock import time
-from cmdbus.data import encode
 from cmdbus.database.pool import Connection
 from cmdbus.errors import BatchNotFoundError, InvalidOperationError
 from cmdbus.integrations.callers_connection import CallersConnection
@@ -107,7 +106,7 @@ class Batches(Steering):
     ) -> None:
         super().__init__(connections, rules.priorities)
         self._rules = rules
-        self._on_send = None if on_send is None else SendHook(on_send)
+        self._on_send = None if on_send is None else SendHook(on_send, rules.encoder)
         self._store, self._sender = store, Sender(store)
 
     def create_batch(
@@ -140,11 +139,11 @@ class Batches(Steering):
         values = {
             "domain": check_name("domain", domain),
             "name": check_text("name", name),
-            "data": encode(data, max_bytes=self._rules.max_bytes),
+            "data": self._rules.encode(data),
         }
         after = self._after(on_complete), self._after(on_cancel)
         source = Source(requests, self._seen)
-        starts = starts_of(processes, self._rules.max_bytes)
+        starts = starts_of(processes, self._rules)
         creation = BatchCreation(
             self._store, self._sender, self._rules, source, values, after, starts
         )

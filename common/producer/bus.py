@@ -19,6 +19,7 @@ from cmdbus.clock import time
 from cmdbus.data import MAX_BYTES
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.integrations.callers_connection import CallersConnection
+from cmdbus.payloads.forms import Encoder
 from cmdbus.producer.batches import Batches
 from cmdbus.producer.calls import Calls
 from cmdbus.producer.connections import MIN_CONNECT_SECONDS, Connections, Pool
@@ -72,6 +73,7 @@ class CommandBus(Batches, Processes, Operations, Explaining):
         schema: str = "cmdbus",
         priorities: Mapping[str, int] | None = None,
         max_bytes: int = MAX_BYTES,
+        encoder: Encoder | None = None,
         on_send: Hook | None = None,
         prepare: bool = True,
         purge_allowed: bool = False,
@@ -81,18 +83,19 @@ class CommandBus(Batches, Processes, Operations, Explaining):
 
         `schema` is the one that `cmdbus init` made. `priorities` are further labels besides
         high, normal and low, each with its value from 0 to 10. `max_bytes` bounds the data of a
-        command, and results that operators give. `on_send` gets each request first and may
-        return a changed one, a place for defaults, keys and priorities by content, or raise
+        command, and results that operators give. `encoder` is called with what has no form in JSON
+        and returns something that has, or raises TypeError. `on_send` gets each request first and
+        may return a changed one, a place for defaults, keys and priorities by content, or raise
         SendRefusedError: then nothing of the call is written. What it changed is in the audit
         trail.
         Without `prepare` nothing is prepared on the server, for a `pool` or a `connection`
         behind a pooler that gives each transaction to another session; with a `dsn` such a
         pooler is recognised. `purge_allowed` is for tests; see `purge`.
         """
-        rules, store = SendRules.of(priorities, max_bytes), Store(schema, prepare=prepare)
+        rules, store = SendRules.of(priorities, max_bytes, encoder), Store(schema, prepare=prepare)
         super().__init__(Connections(dsn, pool, store), rules, store, on_send)
         self._purge_allowed = purge_allowed
-        self._troubleshooting = Troubleshooting(self._connections, max_bytes)
+        self._troubleshooting = Troubleshooting(self._connections, rules)
         self._calls = Calls(self._connections, schema)
         self._readers = Readers(self._connections, store)
 
@@ -124,7 +127,8 @@ class CommandBus(Batches, Processes, Operations, Explaining):
     ) -> UUID:
         """Sends one command and returns its id; a refused send has written nothing.
 
-        `domain` and `type` choose the handler, and `data` is any JSON value. See SendRequest for
+        `domain` and `type` choose the handler, and `data` is any JSON value, or has
+        a form in JSON, like a dataclass. See SendRequest for
         `command_id`, `priority`, `delay`, `run_at`, `correlation_id`, `reply_to`, `max_attempts`,
         `key`, `unique`, `on_conflict`, `unique_until` and `expires`.
 

@@ -6,12 +6,12 @@ from typing import Any
 from uuid import UUID
 
 from cmdbus.checks import check_id, check_iterable, check_name, check_whole
-from cmdbus.data import encode
 from cmdbus.database.pool import Connection
 from cmdbus.errors import InvalidOperationError
 from cmdbus.producer.batch_requests import check_joined
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.process_records import state_data
+from cmdbus.producer.requests import SendRules
 from cmdbus.producer.store import AdmissionResult, Store
 
 
@@ -37,7 +37,7 @@ class ProcessStart:
     values: dict[str, object]
 
     @classmethod
-    def of(cls, request: ProcessRequest, max_bytes: int) -> "ProcessStart":
+    def of(cls, request: ProcessRequest, rules: SendRules) -> "ProcessStart":
         if not isinstance(request, ProcessRequest):
             raise ValueError(
                 f"processes must be ProcessRequests, not {type(request).__name__}: "
@@ -53,7 +53,7 @@ class ProcessStart:
             "process_id": process_id,
             "domain": domain,
             "type": check_name("type", request.type),
-            "state": encode(state, what="state", max_bytes=max_bytes),
+            "state": rules.encode(state, "state"),
             "version": check_whole("version", request.version, 1),
             "start_id": new_id(),
             "call": new_call(),
@@ -88,13 +88,13 @@ def start(
     return admission
 
 
-def starts_of(requests: Iterable[ProcessRequest], max_bytes: int) -> list[ProcessStart]:
+def starts_of(requests: Iterable[ProcessRequest], rules: SendRules) -> list[ProcessStart]:
     """Those with ids of the caller's come first, sorted: two batches with the same ids must not
     deadlock."""
     brought: dict[UUID, ProcessStart] = {}
     others = []
     for request in check_iterable("processes", requests, "ProcessRequests"):
-        process = ProcessStart.of(request, max_bytes)
+        process = ProcessStart.of(request, rules)
         if request.process_id is None:
             others.append(process)
         elif brought.setdefault(process.process_id, process) is not process:

@@ -5,7 +5,6 @@ from typing import Any
 from uuid import UUID
 
 from cmdbus.checks import check_id, check_operator, check_text, check_whole
-from cmdbus.data import encode
 from cmdbus.errors import InvalidOperationError, ProcessNotFoundError
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.connections import Connections
@@ -52,7 +51,7 @@ class Processes:
         BatchNotFoundError for an unknown batch; QueueFullError and ShutdownError as `send` does.
         """
         request = ProcessRequest(domain, type, state, process_id, version)
-        process = ProcessStart.of(request, self._rules.max_bytes)
+        process = ProcessStart.of(request, self._rules)
         batch = None if batch_id is None else check_id("batch_id", batch_id)
         admission = self._connections.use(
             connection,
@@ -172,7 +171,7 @@ class Processes:
         id_ = check_id("process_id", process_id)
         values = {
             "process_id": id_,
-            "data": encode(signal, what="signal", max_bytes=self._rules.max_bytes),
+            "data": self._rules.encode(signal, "signal"),
             "signal_id": new_id(),
         }
         number = None if connection is not None else new_call()

@@ -17,6 +17,7 @@ from cmdbus.checks import (
     shown,
 )
 from cmdbus.data import CEILING_BYTES, encode
+from cmdbus.payloads.forms import Encoder
 from cmdbus.priorities import PRIORITIES, check_priority
 from cmdbus.retry import MAX_ATTEMPTS
 from cmdbus.uniqueness import FINISHED, REJECT, check_unique
@@ -98,19 +99,32 @@ class Outgoing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SendRules:
-    """What a bus takes: labels of priorities, and payloads up to a size."""
+    """What a bus takes: labels of priorities, and payloads up to a size, with the forms of the
+    application's own types."""
 
     priorities: Mapping[str, int]
     max_bytes: int
+    encoder: Encoder | None = None
 
     @classmethod
-    def of(cls, priorities: Mapping[str, int] | None, max_bytes: int) -> "SendRules":
+    def of(
+        cls,
+        priorities: Mapping[str, int] | None,
+        max_bytes: int,
+        encoder: Encoder | None = None,
+    ) -> "SendRules":
         own = {}
         for label, value in (priorities or {}).items():
             if not isinstance(label, str):
                 raise ValueError(f"a priority's label must be a string, not {label!r:.80}")
             own[label] = check_priority(value, {})
-        return cls({**PRIORITIES, **own}, check_whole("max_bytes", max_bytes, 1, CEILING_BYTES))
+        if encoder is not None and not callable(encoder):
+            raise ValueError(f"encoder must be callable, not {shown(encoder)}")
+        size = check_whole("max_bytes", max_bytes, 1, CEILING_BYTES)
+        return cls({**PRIORITIES, **own}, size, encoder)
+
+    def encode(self, value: object, what: str = "data") -> str:
+        return encode(value, what=what, max_bytes=self.max_bytes, encoder=self.encoder)
 
     def check(self, request: SendRequest, spare_id: UUID) -> Outgoing:
         """The request as it will be written, with `spare_id` if it brings none; or a ValueError."""
@@ -120,7 +134,7 @@ class SendRules:
         command = Outgoing(
             check_name("domain", request.domain),
             check_name("type", request.type),
-            encode(request.data, max_bytes=self.max_bytes),
+            encode(request.data, max_bytes=self.max_bytes, encoder=self.encoder),
             command_id,
             brought is not None,
             check_priority(request.priority, self.priorities),

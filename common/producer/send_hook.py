@@ -11,23 +11,24 @@ from uuid import UUID
 from cmdbus.checks import shown
 from cmdbus.data import CEILING_BYTES, encode
 from cmdbus.errors import SendRefusedError
+from cmdbus.payloads.forms import Encoder
 from cmdbus.producer.requests import SendRequest
 
 Hook = Callable[[SendRequest], SendRequest]
 
 
 class SendHook:
-    def __init__(self, hook: Hook) -> None:
+    def __init__(self, hook: Hook, encoder: Encoder | None = None) -> None:
         if not callable(hook):
             raise ValueError(f"on_send must be callable, not {shown(hook)}")
-        self._hook = hook
+        self._hook, self._encoder = hook, encoder
 
     def __call__(self, request: SendRequest) -> SendRequest:
         """The request as the hook returns it, with what was changed. The caller's own, which may be
         sent again, stays as it is."""
         if not isinstance(request, SendRequest):
             return request  # It is refused where its type is checked.
-        data, own = _encoded(request.data), copy.copy(request)
+        data, own = self._encoded(request.data), copy.copy(request)
         if data is not None:
             own.data = copy.deepcopy(request.data)
         try:
@@ -43,21 +44,20 @@ class SendHook:
             for name in _FIELDS
             if (before := getattr(request, name)) != (after := getattr(changed, name))
         }
-        if data != _encoded(changed.data):
+        if data != self._encoded(changed.data):
             # It may be long, and what the command has is there to read.
             changes["data"] = "changed"
         changed.changes = json.dumps(changes) if changes else None
         return changed
 
+    def _encoded(self, data: Any) -> str | None:
+        try:
+            return encode(data, max_bytes=CEILING_BYTES, encoder=self._encoder)
+        except ValueError:
+            return None  # It is refused as it is.
+
 
 _FIELDS = [field.name for field in fields(SendRequest) if field.name not in ("data", "changes")]
-
-
-def _encoded(data: Any) -> str | None:
-    try:
-        return encode(data, max_bytes=CEILING_BYTES)
-    except ValueError:
-        return None  # It is refused as it is.
 
 
 def _json(value: Any) -> Any:

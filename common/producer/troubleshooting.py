@@ -7,11 +7,10 @@ from typing import Any
 from uuid import UUID
 
 from cmdbus.checks import check_key, check_operator, check_text, check_whole
-from cmdbus.data import encode
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.records import Status, TroubleCount, TroubleRecord
-from cmdbus.producer.requests import check_command, check_conditions
+from cmdbus.producer.requests import SendRules, check_command, check_conditions
 from cmdbus.producer.steering import CHUNK, CHUNK_BYTES
 
 _PARTICIPLES = {"RETRY": "retried", "CANCEL": "canceled", "COMPLETE": "completed"}
@@ -32,9 +31,9 @@ class Troubleshooting:
     `connection=` each 200 are a transaction of their own.
     """
 
-    def __init__(self, connections: Connections, max_bytes: int) -> None:
+    def __init__(self, connections: Connections, rules: SendRules) -> None:
         self._connections = connections
-        self._max_bytes = max_bytes
+        self._rules = rules
 
     def list(
         self,
@@ -258,7 +257,7 @@ class Troubleshooting:
             conditions["since"] = last
 
     def _encoded(self, result: object) -> str:
-        return encode(result, what="result", max_bytes=self._max_bytes)
+        return self._rules.encode(result, "result")
 
 
 def _remark(operator: str, reason: str | None) -> dict[str, object]:

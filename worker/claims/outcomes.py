@@ -10,6 +10,7 @@ from cmdbus.data import encode
 from cmdbus.errors import (
     BusinessRuleError,
     CommandError,
+    PayloadInvalidError,
     PermanentCommandError,
     TransientCommandError,
 )
@@ -72,6 +73,8 @@ def failed(
     rand: float,
 ) -> Outcome:
     """The outcome of the `attempt`-th execution, which raised this error."""
+    if isinstance(error, PayloadInvalidError):
+        return troubled("PAYLOAD_INVALID", _message(error))
     if isinstance(error, BusinessRuleError):
         kind, reason = OutcomeKind.FAILED, "BUSINESS_RULE"
     elif isinstance(error, PermanentCommandError):
