@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 from eventually import eventually, stays
-from handlers import found, running
+from handlers import await_rest, found, running
 from other_side import (
     LATER,
     OtherSide,
@@ -212,3 +212,22 @@ def test_a_handler_that_has_started_is_deferred_and_not_given_back(
         sent = bus.send("payments", "Charge")
         eventually(lambda: found(bus, sent).error_code == "BREAKER_OPEN")
         assert len(other.calls) == 1
+
+
+def test_while_a_probe_runs_others_ask_for_a_place_and_claim_nothing_else(
+    dsn: str, bus: CommandBus, other: OtherSide
+) -> None:
+    """A claim of the other types would walk over all that waits for the breaker."""
+    with calling(dsn, other, cooldown=0.2) as worker:
+        break_it(dsn, bus, other)
+        other.answers.clear()
+        made = len(other.calls)
+        send(bus, count=2)
+        eventually(lambda: len(other.calls) == made + 1)
+        await_rest(worker, 0.15)
+        claims = worker.metrics()["cmdbus_empty_receives_total"]
+        stays(lambda: worker.metrics()["cmdbus_empty_receives_total"] == claims, 0.6)
+        other.error = None
+        other.answers.set()
+        await_state(dsn, "CLOSED")
+        eventually(lambda: len(bus.query(status="COMPLETED", type="Charge")) == 2)

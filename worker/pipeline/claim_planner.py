@@ -51,7 +51,7 @@ class ClaimPlanner:
     def request(self, now: float, *, free: int, room: int, bytes_: int) -> ClaimRequest:
         """`free`: the number of threads that have nothing to run. The board can show `room` claims
         more. `bytes_`: what payloads may be claimed, negative if there are more than that."""
-        if self._withheld != self._breakers.states.withheld_types:
+        if self.types_changed:
             self._begin_anew()
         floors = self._floors.for_claim(now)
         domains = self._turns.for_claim(now, all_domains=not floors)
@@ -99,6 +99,11 @@ class ClaimPlanner:
         domains = list(dict.fromkeys(name.split(" ")[0] for name in types))
         request = ClaimRequest(free, 0, domains, others, [], floors={}, lanes=lanes)
         return request._replace(priorities=self._priorities)
+
+    @property
+    def types_changed(self) -> bool:
+        """Whether breakers have opened or closed since the latest request."""
+        return self._withheld != self._breakers.states.withheld_types
 
     def _begin_anew(self) -> None:
         """Commands of other types may be below the floors."""

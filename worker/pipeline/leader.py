@@ -149,6 +149,7 @@ class Leader:
             self._unsettled.settle(thread.connection, thread.slot, self._unsettled.take())
             return False
         thread.domain_pauses = self._waiter.domain_pauses
+        probes_only = self._probing.has_ended_wait()
         self._prepare(thread)
         if self.adoption.sessions_in_doubt and self.adoption.is_due:
             self._adopt(thread)
@@ -160,7 +161,8 @@ class Leader:
                 self._queue.threads - self._in_flight.unfinished_count,
                 partial(self._take_on, thread),
             )
-            found = self._make_round_trip(thread) or found
+            if not probes_only or self._planner.types_changed:
+                found = self._make_round_trip(thread) or found
             self._batches.attend(thread.connection)
         except BaseException as error:
             if thread.connection.lost() or not isinstance(error, psycopg.Error):
@@ -298,7 +300,7 @@ class Leader:
             if source is not None:
                 thread.slot.counters.add(source)
             self._was_woken = source is Counter.WAKEUPS_PIPE
-            self._probing.hurries = source is not None
+            self._probing.wait_ended(source, others_at=self._planner.look_again_at)
             # What has ended may have held places that others wait for.
             claims = self._limited_types.any or not self._waiter.only_own()
             if source is not None or self.stopping.is_set() or claims:

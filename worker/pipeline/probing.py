@@ -7,6 +7,7 @@ from collections.abc import Callable
 import psycopg
 
 from cmdbus.backoff import Backoff
+from cmdbus.board.counters import Counter
 from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_CLAIM, failpoint
 from cmdbus.worker.breakers.breakers import Breakers
@@ -20,8 +21,9 @@ from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.pipeline.narrowing import Narrowing
 from cmdbus.worker.pipeline.probe_floors import ProbeFloors
 
-#: Seconds until the next try after one that got no place, or found no command.
-_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.05, 2.0
+#: Seconds until the next try after one that got no place, or found no command: the first pause, and
+#: the longest one for a short and for a long cooldown. The end of a probe is notified.
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS, _MAX_LONG_PAUSE_SECONDS = 0.05, 2.0, 10.0
 #: Seconds after the end of a cooldown within which processes ask for a place.
 _JITTER_SECONDS = 0.03
 #: Seconds by which two readings of the end of one cooldown differ at most.
@@ -31,11 +33,12 @@ _SAME_SECONDS = 0.5
 class _Tries:
     """To claim probes of one breaker; they begin anew after each of its cooldowns."""
 
-    def __init__(self, retry_at: float, floors: ProbeFloors) -> None:
+    def __init__(self, retry_at: float, cooldown: float, floors: ProbeFloors) -> None:
         #: When probes are let through.
         self.retry_at = retry_at
         self.next_at = retry_at + random.uniform(0, _JITTER_SECONDS)
-        self.pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        longest = min(max(cooldown, _MAX_PAUSE_SECONDS), _MAX_LONG_PAUSE_SECONDS)
+        self.pauses = Backoff(_MIN_PAUSE_SECONDS, longest)
         #: Of its types; they last, as the types do.
         self.floors = floors
         #: The latest try was made by the latest claim, and found no command above the floors: a
@@ -66,7 +69,9 @@ class Probing:
         self._planner, self._narrowing = planner, narrowing
         self._handled_types, self._in_flight = handled_types, in_flight
         #: Something else than this worker's own outcomes has ended the latest wait for work.
-        self.hurries = False
+        self._hurries = False
+        #: Nothing but the time of a try has.
+        self._has_ended_wait = False
         self._tries: dict[str, _Tries] = {}
 
     def claim(
@@ -74,7 +79,7 @@ class Probing:
     ) -> bool:
         """Claims for `free` threads, and for one at least; whether there were any."""
         self._renew_tries()
-        hurries, self.hurries = self.hurries, False
+        hurries, self._hurries = self._hurries, False
         count = 0
         for name, tries in self._tries.items():
             now = time.monotonic()
@@ -103,6 +108,16 @@ class Probing:
             tries.found_none = claims == []
         return count > 0
 
+    def wait_ended(self, source: Counter | None, *, others_at: float) -> None:
+        """`others_at`: when another claim than that of probes must be made."""
+        self._hurries = source is not None
+        self._has_ended_wait = source is Counter.WAKEUPS_TIMER and time.monotonic() < others_at
+
+    def has_ended_wait(self) -> bool:
+        """Whether only probes are to be claimed now; asked once after each wait."""
+        has_ended, self._has_ended_wait = self._has_ended_wait, False
+        return has_ended
+
     def _renew_tries(self) -> None:
         """The breakers of this process's types that are open now."""
         before, self._tries = self._tries, {}
@@ -111,7 +126,7 @@ class Probing:
                 known = before.get(name)
                 if known is None or abs(known.retry_at - reading.retry_at) > _SAME_SECONDS:
                     floors = ProbeFloors() if known is None else known.floors
-                    known = _Tries(reading.retry_at, floors)
+                    known = _Tries(reading.retry_at, reading.cooldown, floors)
                 self._tries[name] = known
 
     def _claim(
