@@ -11,6 +11,7 @@ from cmdbus.command import Command
 from cmdbus.declarations import Declarations
 from cmdbus.declared_schedules import DeclaredSchedules
 from cmdbus.errors import HandlerAlreadyRegisteredError
+from cmdbus.groups import MakeGroup
 from cmdbus.limits import Declaration, Limit, check_declared, handler_limit, shared_limit
 from cmdbus.retry import RetryPolicy
 from cmdbus.schedules import Schedule, ScheduleOptions
@@ -29,23 +30,6 @@ M = TypeVar("M", bound=HandlerFunction | Callable[[Any, Command[Any], "Context"]
 _MARKS = "_cmdbus_marks"
 #: The options of a handler that make a limit of its own.
 _LIMIT_OPTIONS = ("concurrency", "rate", "burst", "ordered", "on_trouble", "fair")
-
-
-class Group(Protocol):
-    """Commands of one domain that are handled in one transaction. Nothing of that is left if it
-    fails: then each of them is handled by its own function."""
-
-    def takes(self, command: Command, /) -> bool:
-        """False: its own function handles it."""
-
-    def handle(self, command: Command, /) -> None: ...
-    def write(self) -> None:
-        """After all have been handled."""
-
-
-#: Called with commands that have different correlation ids, with the connection of a transaction,
-#: and with the schema's name.
-MakeGroup = Callable[[Sequence[Command], Any, str], Group]
 
 
 class HandlerOptions(TypedDict, total=False):

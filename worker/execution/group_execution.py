@@ -12,7 +12,7 @@ from cmdbus.clock import time
 from cmdbus.command import Command
 from cmdbus.data import Undecodable, decode
 from cmdbus.failpoints import AFTER_COMMIT, BEFORE_EFFECT, failpoint
-from cmdbus.registry import Group, MakeGroup
+from cmdbus.groups import Group, MakeGroup
 from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import completed
