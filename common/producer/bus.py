@@ -40,6 +40,7 @@ from cmdbus.producer.records import (
 from cmdbus.producer.replies import Readers, Replies
 from cmdbus.producer.requests import SendRequest, SendRules, check_command, check_conditions
 from cmdbus.producer.send_hook import Hook
+from cmdbus.producer.senders import Senders
 from cmdbus.producer.sending import BulkSend
 from cmdbus.producer.store import Store
 from cmdbus.producer.troubleshooting import Troubleshooting
@@ -51,7 +52,7 @@ _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
 _PURGED_ROWS = 1000
 
 
-class CommandBus(Batches, Processes, Operations, Explaining):
+class CommandBus(Batches, Processes, Operations, Explaining, Senders):
     """Sends commands and shows what becomes of them. Safe to share between threads.
 
     With a DSN it keeps 1 to 4 connections of its own, opened at the first use in each process,
