@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypedDict, Unpack
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypedDict, Unpack, overload
 from uuid import UUID
 
 from cmdbus.checks import check_name, check_options, shown
@@ -14,6 +14,8 @@ from cmdbus.payloads.readers import reader_of
 from cmdbus.producer.requests import SendRequest
 
 P = ParamSpec("P")
+# Inside the class of a bus, `type` is an argument.
+_Type = type[Any]
 
 
 class SendOptions(TypedDict, total=False):
@@ -35,9 +37,8 @@ class SendOptions(TypedDict, total=False):
 
 
 class Bus(Protocol):
-    def send(
-        self, domain: str, type: str, data: Any = None, /, **options: Unpack[SendOptions]
-    ) -> UUID: ...
+    # Any: pyright does not compare named arguments with those of a TypedDict.
+    def send(self, *args: Any, **options: Any) -> UUID: ...
 
 
 class TypedSender(Generic[P]):
@@ -75,7 +76,12 @@ class TypedSender(Generic[P]):
 class Senders:
     """The part of a CommandBus that makes them."""
 
-    def sender(self: Bus, domain: str, type: str, model: Callable[P, object]) -> TypedSender[P]:
+    @overload
+    def sender(self: Bus, domain: str, type: str, model: Callable[P, object]) -> TypedSender[P]: ...
+    # A TypedDict for pyright, which then does not check the fields.
+    @overload
+    def sender(self: Bus, domain: str, type: str, model: _Type) -> TypedSender[...]: ...
+    def sender(self: Bus, domain: str, type: str, model: Any) -> TypedSender[Any]:
         """A sender of commands of this `domain` and `type`, whose payload is a `model`: a
         dataclass, a TypedDict or a pydantic model. `sender.send(...)` takes the fields of the
         model, and type checkers check them; `sender.options(delay=30).send(...)` takes the options
