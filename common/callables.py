@@ -5,7 +5,9 @@ import sys
 from typing import Any
 
 
-def check_callable(function: object, what: str) -> None:
+def check_callable(
+    function: object, what: str, arguments: tuple[str, ...] = ("command", "context")
+) -> None:
     if not callable(function):
         raise ValueError(f"{what} must be callable, not {function!r:.80}")
     code = inspect.unwrap(function)
@@ -18,9 +20,9 @@ def check_callable(function: object, what: str) -> None:
     if inspect.isgeneratorfunction(code):
         raise ValueError(f"{what}, {name_of(function)}, is a generator: return the result instead")
     try:
-        signature_of(function).bind("command", "context")
+        signature_of(function).bind(*arguments)
     except TypeError as error:
-        raise ValueError(f"{what} is called with (command, context): {error}") from None
+        raise ValueError(f"{what} is called with ({', '.join(arguments)}): {error}") from None
     except ValueError:
         pass  # Some builtins have no signature.
 

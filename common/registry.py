@@ -13,6 +13,7 @@ from cmdbus.declared_schedules import DeclaredSchedules
 from cmdbus.errors import HandlerAlreadyRegisteredError
 from cmdbus.groups import MakeGroup
 from cmdbus.limits import Declaration, Limit, check_declared, handler_limit, shared_limit
+from cmdbus.process_hooks import H, ProcessHooks
 from cmdbus.retry import RetryPolicy
 from cmdbus.schedules import Schedule, ScheduleOptions
 from cmdbus.selection import check_tags, needs
@@ -141,6 +142,7 @@ class HandlerRegistry:
         self._limits: dict[str, tuple[Limit, str | None]] = {}
         self._schedules = DeclaredSchedules()
         self._breakers = DeclaredBreakers()
+        self.hooks = ProcessHooks()
 
     def handler(
         self, domain: str, type: str, **options: Unpack[HandlerOptions]
@@ -235,6 +237,16 @@ class HandlerRegistry:
             self._add(manager.process_handlers(present))
             self._managers[manager.domain] = present
         present[manager.type] = manager
+
+    def on_start(self, function: H) -> H:
+        """Has the decorated function called once in each worker process, before that is ready. What
+        it raises is an error of the start. Returns it unchanged."""
+        return self.hooks.add_on_start(function)
+
+    def on_stop(self, function: H) -> H:
+        """Has the decorated function called once in each worker process, after its last command;
+        several of them in reverse order. Returns it unchanged."""
+        return self.hooks.add_on_stop(function)
 
     def find(self, domain: str, type: str) -> Handler | None:
         return self._handlers.get((domain, type))

@@ -1,5 +1,6 @@
 """A worker in your own process: `Worker(dsn, registry).run()` until `stop()`."""
 
+import gc
 import logging
 import os
 import socket
@@ -124,10 +125,15 @@ class Worker:
         self._runner = os.getpid(), threading.get_ident()
         self._ended.clear()
         try:
-            if sentence := patched():
-                raise AppError(sentence)
-            statements.load()
             with ExitStack() as opened:
+                opened.enter_context(self._registry.hooks.around())
+                if self._node is not None:
+                    # The application's objects stay: no garbage collection reads them again
+                    # (600,000 took 90 ms, in which no thread runs).
+                    gc.freeze()
+                if sentence := patched():
+                    raise AppError(sentence)
+                statements.load()
                 node = self._node or node_of_one(self._telemetry, opened)
                 if self._node is not None:
                     self._concurrency.succeed(node.board, node.seat)
