@@ -15,6 +15,7 @@ from cmdbus.logs import RESERVED
 
 if TYPE_CHECKING:
     import psycopg
+    from sqlalchemy.orm import Session
 
 
 _LOGGER = logging.getLogger("cmdbus.handler")
@@ -45,6 +46,7 @@ class Execution(Protocol):
     @property
     def due(self) -> float: ...
     def open(self) -> "psycopg.Connection[Any]": ...
+    def orm_session(self) -> "Session": ...
     def batch(self) -> Batch | None: ...
     def extend(self, seconds: float, /) -> None: ...
     def breaker(self, name: str, /) -> AbstractContextManager[None]: ...
@@ -80,6 +82,13 @@ class Context:
         """A connection inside a transaction that commits together with the command's
         completion, or not at all; opened when it is first touched."""
         return self._execution.open()
+
+    @property
+    def session(self) -> "Session":
+        """An SQLAlchemy session in the transaction of `connection`: what it flushes, at the latest
+        when the handler returns, commits together with the command's completion, or not at all.
+        Needs SQLAlchemy 2."""
+        return self._execution.orm_session()
 
     @property
     def batch(self) -> Batch | None:

@@ -26,6 +26,7 @@ from cmdbus.board.views import SeatView
 from cmdbus.worker import Worker
 from cmdbus.worker.claims.claim import Claim, ClaimRequest
 from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.claims.pools import session_settings
 
 Function = Callable[[Command, Context], object]
 
@@ -139,6 +140,24 @@ def await_renewals(dsn: str, command_id: UUID, times: int = 3) -> None:
 
 def connect(dsn: str, **settings: Any) -> psycopg.Connection:
     return psycopg.connect(dsn, autocommit=True, **settings)
+
+
+def pool_of(
+    dsn: str, connection_class: type[psycopg.Connection[Any]] = psycopg.Connection, **settings: Any
+) -> ConnectionPool[Any]:
+    """An application's own, as a Worker takes it."""
+    options = " ".join(
+        f"-c {name}={value}".replace("read ", "read\\ ")
+        for name, value in session_settings(Timeouts()).items()
+    )
+    return ConnectionPool[Any](
+        dsn,
+        connection_class=connection_class,
+        kwargs={"autocommit": True, "options": options, **settings},
+        min_size=1,
+        max_size=3,
+        open=True,
+    )
 
 
 def claim(

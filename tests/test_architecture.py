@@ -33,13 +33,15 @@ COMMON = [*FLOOR_PLAN]
 FLOOR_PLAN["cmdbus.processes"] = [*SHARED, "cmdbus.database", "cmdbus.producer"]
 CLAIMS, EXECUTION = "cmdbus.worker.claims", "cmdbus.worker.execution"
 BREAKERS = "cmdbus.worker.breakers"
+INTEGRATIONS = "cmdbus.worker.integrations"
 WAITING, PROBES = "cmdbus.worker.waiting", "cmdbus.worker.probes"
 STEWARD, PIPELINE = "cmdbus.worker.steward", "cmdbus.worker.pipeline"
 FLOOR_PLAN |= {
     "cmdbus.embedded": [*SHARED, "cmdbus.database"],
     CLAIMS: [*SHARED, "cmdbus.board", "cmdbus.database"],
     BREAKERS: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
-    EXECUTION: [*COMMON, CLAIMS, BREAKERS],
+    INTEGRATIONS: SHARED,
+    EXECUTION: [*COMMON, CLAIMS, BREAKERS, INTEGRATIONS],
     WAITING: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
     PROBES: [*COMMON, CLAIMS],
     STEWARD: [*COMMON, CLAIMS, WAITING],

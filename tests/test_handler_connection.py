@@ -15,12 +15,9 @@ import psycopg
 import pytest
 from eventually import eventually
 from forks import result_of_child
-from handlers import ONCE, Gate, effects, leave_effect, run, running
-from psycopg_pool import ConnectionPool
+from handlers import ONCE, Gate, effects, leave_effect, pool_of, run, running
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, InvalidOperationError
-from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims.pools import session_settings
 
 INSERT = "INSERT INTO effect VALUES (gen_random_uuid(), 99)"
 
@@ -278,21 +275,6 @@ class Tracing(psycopg.Connection[Any]):
     @classmethod
     def connect(cls, *arguments: Any, **keywords: Any) -> Any:
         return Traced(super().connect(*arguments, **keywords))
-
-
-def pool_of(dsn: str, connection_class: type[psycopg.Connection[Any]]) -> ConnectionPool[Any]:
-    options = " ".join(
-        f"-c {name}={value}".replace("read ", "read\\ ")
-        for name, value in session_settings(Timeouts()).items()
-    )
-    return ConnectionPool[Any](
-        dsn,
-        connection_class=connection_class,
-        kwargs={"autocommit": True, "options": options},
-        min_size=1,
-        max_size=3,
-        open=True,
-    )
 
 
 def test_a_pools_own_class_of_connections_is_the_handlers_too(dsn: str, bus: CommandBus) -> None:

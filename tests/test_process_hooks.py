@@ -96,9 +96,9 @@ def test_an_error_of_a_stop_is_logged_and_the_next_function_is_called(
 def test_functions_that_cannot_be_called_without_arguments_are_refused() -> None:
     registry = HandlerRegistry()
     with pytest.raises(ValueError, match=r"the on_start function is called with \(\): missing"):
-        registry.on_start(lambda needed: needed)  # type: ignore[misc, arg-type]
+        registry.on_start(lambda needed: needed)  # type: ignore[type-var]
     with pytest.raises(ValueError, match="sleep, is async"):
-        registry.on_stop(asyncio.sleep)  # type: ignore[arg-type]
+        registry.on_stop(asyncio.sleep)  # type: ignore[type-var]
     with pytest.raises(ValueError, match="the on_stop function must be callable, not 'close'"):
         registry.on_stop("close")  # type: ignore[type-var]
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from contextvars import copy_context
 from datetime import UTC, datetime
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
@@ -56,7 +56,15 @@ from cmdbus.worker.execution.handler_transaction import (
     LeaseLostError,
     SettlementBlockedError,
 )
-from cmdbus.worker.execution.session_errors import SESSION_ERRORS, is_of_driver, session_error
+from cmdbus.worker.execution.session_errors import (
+    SESSION_ERRORS,
+    is_of_driver,
+    is_outdated_plan,
+    session_error,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 #: SQLSTATEs of a server that has crashed, or is starting.
 _SERVER_WENT = ("57P02", "57P03")
@@ -236,8 +244,7 @@ class Execution:
         session; the driver forgets those at the rollback. A handler that meets one again and
         again changes the table itself."""
         return (
-            isinstance(error, psycopg.errors.FeatureNotSupported)
-            and error.diag.source_function == "RevalidateCachedQuery"
+            is_outdated_plan(error)
             and self._transaction is not None
             and self._transaction.aborted
             and self._transaction.failures(self.claim, _PLAN_CHANGED) < _MAX_PLAN_CHANGES
@@ -282,6 +289,13 @@ class Execution:
                     self._session = self._thread.connect()
                     self._transaction = self._begin(self._session)
             return self._transaction
+
+    def orm_session(self) -> "Session":
+        transaction = self.transaction()
+        with self._opening:
+            if self._over:
+                raise InvalidOperationError(USED_AFTER_RETURN)
+            return transaction.orm_session()
 
     def breaker(self, name: str) -> AbstractContextManager[None]:
         if os.getpid() != self._thread.pid:

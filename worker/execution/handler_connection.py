@@ -50,6 +50,10 @@ class HandlerConnection(psycopg.Connection[Any]):
     _limits: bytes | None
     _limits_depth: int | None
     _limits_lock: Lock
+    #: Another object for the same transaction: see `second_connection`.
+    _second: "HandlerConnection | None" = None
+    #: The library that uses a second one has given up what it wrote.
+    rolled_back = False
 
     def __del__(self, _: Any = None) -> None:
         """No leak: the session is the thread's."""
@@ -83,6 +87,15 @@ class HandlerConnection(psycopg.Connection[Any]):
         current statement, pipeline or failed part. Called by any thread."""
         self._limits, self._limits_depth = command, None
         self._send_limits(command)
+        if self._second is not None:
+            self._second.limit(command)
+
+    def enter_savepoint(self) -> None:
+        """One that the driver has not made itself."""
+        self._num_transactions += 1
+
+    def leave_savepoint(self) -> None:
+        self._num_transactions -= 1
 
     def _send_limits(self, command: bytes) -> None:
         with self._limits_lock:
@@ -105,6 +118,7 @@ class HandlerConnection(psycopg.Connection[Any]):
     def retire(self) -> bool:
         """Ends every further use; False if another thread or an unfinished copy, stream or
         pipeline still uses the session: then it must be dropped."""
+        second_at_rest = self._second is None or self._second.retire()
         lock, limits_lock = self._session_lock, self._limits_lock
         limits_sent = limits_lock.acquire(timeout=_LIMITS_SENT_WITHIN)
         free = lock.acquire(blocking=False)
@@ -117,7 +131,7 @@ class HandlerConnection(psycopg.Connection[Any]):
                 lock.release()
             if limits_sent:
                 limits_lock.release()
-        return free and at_rest
+        return free and at_rest and second_at_rest
 
     def _restore_session(self) -> None:
         pgconn, prepared = self.pgconn, self._prepared
@@ -175,6 +189,26 @@ def handler_connection(
     """Makes an object for the session of `connection`, which nothing else uses until `retire`.
     `noticed` is called with each notice of the server. A tracing library may have wrapped
     `connection`: its `__class__`, unlike its type, is that of the wrapped one."""
+    made, pgconn = _made(connection), connection.pgconn
+    made._notice_handlers.append(noticed)
+    pgconn.notice_handler = partial(made._notice_handler, ref(made))
+    pgconn.notify_handler = partial(made._notify_handler, ref(made))
+    return made
+
+
+def second_connection(connection: Connection, first: HandlerConnection) -> HandlerConnection:
+    """One more object for the session of `connection`, for a library that the handler's settings of
+    `first` would confuse. It ends with `first`."""
+    made = _made(connection)
+    made.row_factory, made._before = psycopg.rows.tuple_row, first._before
+    made.cursor_factory = psycopg.Cursor
+    made.server_cursor_factory = psycopg.ServerCursor
+    made._limits = first._limits
+    first._second = made
+    return made
+
+
+def _made(connection: Connection) -> HandlerConnection:
     pgconn, prepared = connection.pgconn, connection._prepared
     made = HandlerConnection.__new__(_class_for(connection.__class__))
     vars(made).update(
@@ -191,7 +225,7 @@ def handler_connection(
             if getattr(connection, "has_default_adapters", False)
             else connection.adapters
         ),
-        _notice_handlers=[noticed],
+        _notice_handlers=[],
         _notify_handlers=[],
         _notifies_backlog=deque(),
         _before=(
@@ -201,8 +235,6 @@ def handler_connection(
             prepared.prepared_max,
         ),
     )
-    pgconn.notice_handler = partial(made._notice_handler, ref(made))
-    pgconn.notify_handler = partial(made._notify_handler, ref(made))
     return made
 
 

@@ -1,6 +1,7 @@
 """The transaction in which a handler's effects and its command's completion commit."""
 
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -20,7 +21,10 @@ from cmdbus.worker.claims.rejections import (
 from cmdbus.worker.claims.sessions import end_session
 from cmdbus.worker.claims.settlement import make_partitions
 from cmdbus.worker.claims.transactions import begin, commit, limits, roll_back
-from cmdbus.worker.execution.handler_connection import handler_connection
+from cmdbus.worker.execution.handler_connection import handler_connection, second_connection
+
+if TYPE_CHECKING:
+    from cmdbus.worker.integrations.sqlalchemy_session import HandlerSession
 
 _BLOCKED, _ROLE_CHANGED = "SETTLEMENT_BLOCKED", "ROLE_CHANGED"
 #: The server's function that announces the end of all sessions.
@@ -56,6 +60,9 @@ def _is_blocked(error: psycopg.Error, schema: str) -> bool:
 class HandlerTransaction:
     """The transaction of one execution on its thread's connection."""
 
+    #: SQLAlchemy's.
+    _orm_session: "HandlerSession | None" = None
+
     def __init__(
         self,
         statements: ClaimStatements,
@@ -86,9 +93,19 @@ class HandlerTransaction:
         """Sets new limits, in seconds. Called by any thread."""
         self.connection.limit(limits(self._statements, statement=statement, idle=idle))
 
+    def orm_session(self) -> "HandlerSession":
+        """Opens it at the first call. Called by one thread at a time."""
+        if self._orm_session is None:
+            from cmdbus.worker.integrations import open_session
+
+            self._orm_session = open_session(second_connection(self._session, self.connection))
+        return self._orm_session
+
     def complete(self, *done: Finished) -> None:
         """Settles and commits. The COMMIT is sent only once the settlement has found its row: else
         the effects could be committed without the completion."""
+        if self._orm_session is not None:
+            self._orm_session.finish()
         self._retire()
         self._check_finished()
         try:
@@ -184,6 +201,8 @@ class HandlerTransaction:
 
     def _retire(self) -> None:
         if self._at_rest is None:
+            if self._orm_session is not None:
+                self._orm_session.end()
             self._at_rest = self.connection.retire()
             del self.connection  # It refers to this object.
 

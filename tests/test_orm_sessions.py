@@ -1,0 +1,442 @@
+"""`context.session`: an SQLAlchemy session in the handler's transaction."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from eventually import eventually
+from fleet import Fleet, kill, write_app
+from forks import result_of_child
+from handlers import ONCE, SOON, Gate, connect, handling, pool_of, run, running
+from orm import Account, Entry, amounts, balances, make_tables
+from psycopg.rows import dict_row
+from queries import rows
+from sqlalchemy import event, exc, func, insert, select, text, update
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.exc import DetachedInstanceError
+
+from cmdbus import (
+    Command,
+    CommandBus,
+    CommandRecord,
+    Context,
+    InvalidOperationError,
+)
+
+Use = Callable[[Session], object]
+
+
+@pytest.fixture
+def application(dsn: str) -> str:
+    make_tables(dsn)
+    return dsn
+
+
+def run_one(dsn: str, bus: CommandBus, function: Callable[..., object]) -> CommandRecord:
+    [record] = run(dsn, bus, function)
+    return record
+
+
+def refusal(use: Callable[[], object]) -> str:
+    try:
+        use()
+    except InvalidOperationError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def test_what_a_session_writes_commits_with_the_command(application: str, bus: CommandBus) -> None:
+    """Also what the handler has only added when it returns, and beside raw statements; what a
+    command that fails has written is gone."""
+
+    def debit(command: Command, context: Context) -> int:
+        session = context.session
+        account = session.get_one(Account, 1)
+        account.balance -= 30
+        account.entries.append(Entry(command_id=command.command_id, amount=-30))
+        assert session is context.session
+        assert session.scalar(select(func.count()).select_from(Entry)) == 1  # flushed before
+        context.connection.execute("UPDATE account SET balance = balance + 30 WHERE id = 2")
+        session.add(Entry(account_id=2, amount=30))
+        if balances(application) != [100, 0]:
+            raise AssertionError("seen before the commit")
+        return account.entries[0].id
+
+    with running(application, handling(debit, retry=ONCE)):
+        first = bus.wait("payments", bus.send("payments", "Debit"), 10)
+    assert (first.status, first.result) == ("COMPLETED", 1)
+    assert (balances(application), amounts(application)) == ([70, 30], [-30, 30])
+
+    def fail(command: Command, context: Context) -> None:
+        debit_one(context.session)
+        context.session.flush()
+        raise LookupError("no such thing")
+
+    assert run_one(application, bus, fail).error_code == "LookupError"
+    assert balances(application) == [70, 30]
+
+
+def debit_one(session: Session) -> None:
+    session.get_one(Account, 1).balance -= 1
+
+
+ENDINGS: dict[str, Use] = {
+    "session.commit": lambda session: session.commit(),
+    "session.rollback": lambda session: session.rollback(),
+    "session.close": lambda session: session.close(),
+    "session.reset": lambda session: session.reset(),
+    "session.invalidate": lambda session: session.invalidate(),
+    "session.prepare": lambda session: session.prepare(),
+    "session.begin": lambda session: session.begin(),
+    "session.connection().commit": lambda session: session.connection().commit(),
+    "session.connection().rollback": lambda session: session.connection().rollback(),
+    "session.connection().close": lambda session: session.connection().close(),
+    "connection.close": lambda session: session.connection().connection.driver_connection.close(),  # type: ignore[union-attr]
+}
+
+
+def test_nothing_of_a_session_ends_the_transaction(application: str, bus: CommandBus) -> None:
+    refused: dict[str, str] = {}
+
+    def handle(command: Command, context: Context) -> None:
+        with context.session as session:
+            debit_one(session)
+        for name, use in ENDINGS.items():
+            refused[name] = refusal(lambda use=use: use(session))  # type: ignore[misc]
+        debit_one(session)
+
+    assert run_one(application, bus, handle).status == "COMPLETED"
+    assert balances(application) == [98, 0]
+    for name, sentence in refused.items():
+        assert sentence.startswith(f"context.{name}() would end the command's transaction: "), name
+
+
+def test_a_part_that_fails_in_a_savepoint_is_undone_and_the_rest_commits(
+    application: str, bus: CommandBus
+) -> None:
+    def handle(command: Command, context: Context) -> None:
+        session = context.session
+        debit_one(session)
+        for _ in range(7):  # more often than the driver needs to prepare a statement
+            with pytest.raises(exc.IntegrityError), session.begin_nested():
+                session.add(Account(id=2, balance=1))
+        with session.begin_nested():
+            session.add(Account(id=3, balance=3))
+        nested = session.begin_nested()
+        session.add(Account(id=4, balance=4))
+        nested.rollback()
+        debit_one(session)
+
+    assert run_one(application, bus, handle).status == "COMPLETED"
+    assert balances(application) == [98, 0, 3]
+
+
+def swallowed_error_of_the_database(session: Session) -> None:
+    session.add(Account(id=2, balance=1))
+    with suppress(exc.IntegrityError):
+        session.flush()
+
+
+def swallowed_error_of_a_listener(session: Session) -> None:
+    """The server knows nothing of it."""
+
+    @event.listens_for(session, "after_flush")
+    def complain(*_: object) -> None:
+        raise LookupError("no such thing")
+
+    with suppress(LookupError):
+        session.flush()
+
+
+def rolled_back_by_its_transaction(session: Session) -> None:
+    session.flush()
+    session.get_transaction().rollback()  # type: ignore[union-attr]
+
+
+def test_a_commit_of_the_sessions_transaction_is_refused(application: str, bus: CommandBus) -> None:
+    def handle(command: Command, context: Context) -> None:
+        debit_one(context.session)
+        context.session.get_transaction().commit()  # type: ignore[union-attr]
+
+    record = run_one(application, bus, handle)
+    assert "commit() would end the command's transaction" in str(record.error_message)
+    assert balances(application) == [100, 0]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        swallowed_error_of_the_database,
+        swallowed_error_of_a_listener,
+        rolled_back_by_its_transaction,
+    ],
+)
+def test_nothing_of_a_session_that_was_rolled_back_is_committed(
+    application: str, bus: CommandBus, spoil: Use
+) -> None:
+    def handle(command: Command, context: Context) -> None:
+        debit_one(context.session)
+        spoil(context.session)
+
+    record = run_one(application, bus, handle)
+    assert record.error_code == "TRANSACTION_ABORTED"
+    assert "with context.session.begin_nested()" in str(record.error_message)
+    assert balances(application) == [100, 0]
+
+
+def test_an_error_of_the_last_flush_is_the_handlers(application: str, bus: CommandBus) -> None:
+    def handle(command: Command, context: Context) -> None:
+        context.session.add(Entry(account_id=3, amount=1))
+
+    record = run_one(application, bus, handle)
+    assert record.error_code == "IntegrityError"
+    assert (record.status, amounts(application)) == ("IN_TROUBLESHOOTING_QUEUE", [])
+
+
+def test_listeners_bulk_statements_and_other_ways_of_sqlalchemy_work(
+    application: str, bus: CommandBus
+) -> None:
+    flushed: list[int] = []
+
+    def handle(command: Command, context: Context) -> list[object]:
+        session = context.session
+        context.connection.row_factory = dict_row  # must not confuse SQLAlchemy
+
+        @event.listens_for(session, "before_flush")
+        def count(*_: object) -> None:
+            flushed.append(len(session.new))
+
+        session.execute(insert(Entry), [{"account_id": 1, "amount": n} for n in range(1500)])
+        session.bulk_insert_mappings(Entry.__mapper__, [{"account_id": 2, "amount": -1}])
+        session.execute(update(Account).where(Account.id == 2).values(balance=7))
+        session.add_all([Account(id=3, balance=1), Account(id=4, balance=2)])
+        many = session.connection().execute(text("SELECT count(*) FROM entry")).scalar_one()
+        streamed = session.scalars(select(Entry.amount).order_by(Entry.amount)).yield_per(100)
+        sent = bus.send("payments", "Noop", connection=session)
+        assert bus.get("payments", sent) is None  # nothing is committed yet
+        [row] = context.connection.execute("SELECT count(*) AS n FROM account").fetchall()
+        return [many, sum(streamed), session.get_one(Account, 2).balance, row["n"], str(sent)]
+
+    record = run_one(application, bus, handle)
+    assert record.result[:4] == [1501, sum(range(1500)) - 1, 7, 4]
+    assert bus.get("payments", record.result[4]) is not None
+    assert flushed[0] == 2
+
+
+def test_a_session_is_of_no_use_after_its_handler(application: str, bus: CommandBus) -> None:
+    kept: list[Any] = []
+
+    def handle(command: Command, context: Context) -> str:
+        session = context.session
+        kept.extend((context, session, session.connection(), session.get_one(Account, 1)))
+        balance = select(Account.balance)
+        return result_of_child(lambda: refusal(lambda: session.scalar(balance)))
+
+    record = run_one(application, bus, handle)
+    assert record.result.startswith("context.connection was used in a forked process")
+    context, session, connection, account = kept
+    for use in (lambda: context.session, lambda: session.new, lambda: session.scalar(select(1))):
+        assert "was used after the handler returned: finish" in refusal(use)
+    with pytest.raises(exc.ResourceClosedError):
+        connection.execute(select(1))
+    with pytest.raises(DetachedInstanceError):
+        account.entries  # noqa: B018
+
+
+def test_a_handler_that_returns_while_a_thread_uses_its_session_fails(
+    application: str, bus: CommandBus
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def handle(command: Command, context: Context) -> None:
+        session = context.session
+        debit_one(session)
+        session.flush()
+
+        def sleep() -> None:
+            with suppress(Exception):
+                session.execute(text("SELECT pg_sleep(2)"))
+
+        threads.append(threading.Thread(target=sleep))
+        threads[0].start()
+        eventually(session.connection().connection.driver_connection._session_lock.locked)  # type: ignore[union-attr]
+
+    record = run_one(application, bus, handle)
+    assert (record.error_code, balances(application)) == ("CONNECTION_IN_USE", [100, 0])
+    threads[0].join(10)
+
+
+def test_the_limits_of_a_transaction_grow_for_its_session_too(
+    application: str, bus: CommandBus
+) -> None:
+    """Also those that were set in a savepoint which is rolled back."""
+
+    def handle(command: Command, context: Context) -> list[int]:
+        session = context.session
+        show = text("SELECT extract(epoch FROM current_setting('statement_timeout')::interval)")
+        with suppress(LookupError), session.begin_nested():
+            session.scalar(show)  # SQLAlchemy makes the savepoint at its first statement
+            context.extend(100)
+            raise LookupError
+        seen = session.scalar(show)
+        context.extend(100)
+        return [round(seen or 0), round(session.scalar(show) or 0)]
+
+    assert run_one(application, bus, handle).result == [125, 225]
+
+
+@pytest.mark.parametrize("spoil", [lambda session: None, debit_one])
+def test_an_outage_is_recognised_behind_the_errors_of_sqlalchemy(
+    application: str, bus: CommandBus, spoil: Use
+) -> None:
+    """In a flush, and where the handler has swallowed that error and meets the next one."""
+    seen: list[int] = []
+
+    def handle(command: Command, context: Context) -> None:
+        seen.append(context.attempt)
+        session = context.session
+        debit_one(session)
+        if len(seen) == 1:
+            pid = session.scalar(text("SELECT pg_backend_pid()"))
+            with connect(application) as other:
+                other.execute("SELECT pg_terminate_backend(%s)", [pid])
+            if spoil is not debit_one:
+                session.get_one(Account, 2)
+            with suppress(exc.OperationalError):
+                debit_one(session)
+                session.flush()
+            session.get_one(Account, 2)
+
+    with running(application, handling(handle, retry=SOON), concurrency=1):
+        record = bus.wait("payments", bus.send("payments", "Debit"), 10)
+    assert (record.status, record.attempts, seen) == ("COMPLETED", 1, [1, 1])
+    events = bus.audit("payments", record.command_id)
+    assert {event.code for event in events} == {None, "DATABASE_AWAY"}
+    assert balances(application) == [99, 0]
+
+
+def test_a_deadlock_charges_the_command_as_with_raw_statements(
+    application: str, bus: CommandBus
+) -> None:
+    def lock_other_way(first: int, second: int) -> None:
+        with psycopg.connect(application) as other:
+            lock = "SELECT FROM account WHERE id = %s FOR UPDATE"
+            other.execute("SET deadlock_timeout = '10s'")
+            other.execute(lock, [first])
+            gate.open.set()
+            other.execute(lock, [second])
+
+    gate = Gate()
+    threads: list[threading.Thread] = []
+
+    def handle(command: Command, context: Context) -> None:
+        session = context.session
+        session.execute(text("SET LOCAL deadlock_timeout = '50ms'"))
+        session.get_one(Account, 1, with_for_update=True)
+        if context.attempt == 1:
+            threads.append(threading.Thread(target=lock_other_way, args=(2, 1)))
+            threads[0].start()
+            assert gate.open.wait(10)
+        session.get_one(Account, 2, with_for_update=True)
+
+    with running(application, handling(handle, retry=SOON)):
+        record = bus.wait("payments", bus.send("payments", "Debit"), 10)
+    threads[0].join(10)
+    assert (record.status, record.attempts) == ("COMPLETED", 2)
+    events = bus.audit("payments", record.command_id)
+    assert "OperationalError" in {event.code for event in events}
+
+
+def test_a_statement_that_a_migration_has_invalidated_charges_nothing(
+    application: str, bus: CommandBus
+) -> None:
+    def handle(command: Command, context: Context) -> None:
+        for _ in range(6):
+            context.session.execute(text("SELECT * FROM account")).all()
+
+    with running(application, handling(handle, retry=SOON), concurrency=1):
+        bus.wait("payments", bus.send("payments", "Debit"), 10)
+        with connect(application) as connection:
+            connection.execute("ALTER TABLE account ADD COLUMN name text")
+        record = bus.wait("payments", bus.send("payments", "Debit"), 10)
+    assert (record.status, record.attempts) == ("COMPLETED", 1)
+    assert "PLAN_CHANGED" in {e.code for e in bus.audit("payments", record.command_id)}
+
+
+def test_a_session_opens_no_session_of_the_database(application: str, bus: CommandBus) -> None:
+    """Whatever rows the application's pool makes."""
+
+    def handle(command: Command, context: Context) -> bool:
+        own = context.connection.info.backend_pid
+        return context.session.scalar(select(func.pg_backend_pid())) == own
+
+    with pool_of(application, row_factory=dict_row) as pool:
+        assert [record.result for record in run(pool, bus, handle, times=2)] == [True, True]
+
+
+def test_without_sqlalchemy_the_sentence_says_what_to_install(
+    application: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "cmdbus.worker.integrations.sqlalchemy_session"
+    monkeypatch.delattr(module, raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    record = run_one(application, bus, lambda command, context: context.session)
+    assert "context.session needs SQLAlchemy 2: pip install 'sqlalchemy>=2'" in str(
+        record.error_message
+    )
+
+
+def test_a_worker_loads_no_sqlalchemy_by_itself() -> None:
+    code = (
+        "import sys; import cmdbus.worker.boot.process, cmdbus.supervisor.loop, cmdbus.context;"
+        "print([name for name in sys.modules if name.startswith('sqlalchemy')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+#: Sessions in a fleet whose processes are killed: each command changes rows of two tables.
+APP = """
+import time
+from cmdbus import RetryPolicy
+from fleet_app import registry as registry
+from orm import Account, Entry
+
+@registry.handler("shop", "Transfer", retry=RetryPolicy(max_attempts=9, backoff=(0.05,)))
+def transfer(command, context):
+    session = context.session
+    account = session.get_one(Account, command.data, with_for_update=True)
+    account.balance += 1
+    session.flush()
+    time.sleep(0.002)
+    session.add(Entry(account=account, amount=1, command_id=command.command_id))
+"""
+
+
+@pytest.mark.fleet(started=False, threads=2)
+def test_rows_equal_completed_commands_when_processes_are_killed(
+    fleet: Fleet, application: str, tmp_path: Path
+) -> None:
+    write_app(tmp_path, APP)
+    fleet.start()
+    fleet.wait_until_ready()
+    ids = [id for number in (1, 2) for id in fleet.send("Transfer", 150, data=number)]
+    eventually(lambda: len(amounts(application)) > 20)
+    pids = fleet.pids()
+    kill(pids.values())
+    fleet.await_completions(len(ids), within=30)
+    done = [id for (id,) in rows(application, "SELECT command_id FROM entry")]
+    assert sorted(done) == sorted(ids)
+    assert balances(application) == [250, 150]
