@@ -99,7 +99,7 @@ def test_without_a_type_the_payload_is_the_data(dsn: str, bus: CommandBus) -> No
     assert seen == [{"x": 1}]
 
 
-def test_what_does_not_fit_waits_for_an_operator_uncharged_and_runs_once_its_data_is_mended(
+def test_what_does_not_fit_waits_for_an_operator_uncharged_and_is_no_failure_of_a_breaker(
     dsn: str, bus: CommandBus
 ) -> None:
     seen: list[Debit] = []
@@ -112,6 +112,7 @@ def test_what_does_not_fit_waits_for_an_operator_uncharged_and_runs_once_its_dat
 
     with running(dsn, registry):
         record = ended(bus, {"amount": "a secret", "due": "2026-01-02T00:00:00"})
+        assert [each.state for each in bus.breakers.list()] == ["CLOSED"]
         unlucky = ended(bus, {"amount": "13", "due": "2026-01-02T00:00:00"})
     assert record.status is Status.IN_TROUBLESHOOTING_QUEUE
     assert (record.error_code, record.attempts, seen) == ("PAYLOAD_INVALID", 0, [])
