@@ -1,6 +1,7 @@
 """A command bus on PostgreSQL: programs send commands, and workers run their handlers.
 
     CommandBus, SendRequest             send commands, read and steer them
+    AsyncCommandBus                     sends and reads, for programs on asyncio
     CommandRecord, Status, AuditEvent,
     TroubleRecord, BatchRecord,
     BatchStatus, ReceivedReply,
@@ -42,6 +43,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cmdbus.asynchronous.bus import AsyncCommandBus as AsyncCommandBus
     from cmdbus.breakers import Breaker as Breaker
     from cmdbus.breakers import BreakerState as BreakerState
     from cmdbus.breakers import BreakerTerms as BreakerTerms
@@ -98,6 +100,7 @@ if TYPE_CHECKING:
     from cmdbus.timeouts import Timeouts as Timeouts
 
 _NAMES = {
+    "asynchronous.bus": ["AsyncCommandBus"],
     "breakers": ["Breaker", "BreakerState", "BreakerTerms"],
     "producer.bus": ["CommandBus"],
     "command": ["Command"],

@@ -37,6 +37,9 @@ INTEGRATIONS = "cmdbus.worker.integrations"
 WAITING, PROBES = "cmdbus.worker.waiting", "cmdbus.worker.probes"
 STEWARD, PIPELINE = "cmdbus.worker.steward", "cmdbus.worker.pipeline"
 FLOOR_PLAN |= {
+    "cmdbus.asynchronous": [
+        *[*SHARED, "cmdbus.database", "cmdbus.integrations", "cmdbus.payloads", "cmdbus.producer"],
+    ],
     "cmdbus.embedded": [*SHARED, "cmdbus.database"],
     CLAIMS: [*SHARED, "cmdbus.board", "cmdbus.database"],
     BREAKERS: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
@@ -58,8 +61,8 @@ FLOOR_PLAN |= {
 }
 #: Rooms that may import psycopg, and the module that does so for type checkers.
 DATABASE_ROOMS = {
-    *["cmdbus.context", "cmdbus.database", "cmdbus.integrations", "cmdbus.producer"],
-    "cmdbus.processes",
+    *["cmdbus.asynchronous", "cmdbus.context", "cmdbus.database", "cmdbus.integrations"],
+    *["cmdbus.producer", "cmdbus.processes"],
     *[room for room in FLOOR_PLAN if room.startswith("cmdbus.worker")],
 }
 #: Rooms that the supervisor's imports only inside functions: in a child, or in a sub-command.
@@ -192,7 +195,7 @@ def test_modules_that_call_themselves_pure_are() -> None:
 
 @pytest.mark.parametrize(
     ("package", "allowed"),
-    [("time", {"cmdbus.clock"}), ("asyncio", set()), ("psycopg", DATABASE_ROOMS)],
+    [("time", {"cmdbus.clock"}), ("asyncio", {"cmdbus.asynchronous"}), ("psycopg", DATABASE_ROOMS)],
 )
 def test_a_package_is_imported_only_where_it_may_be(package: str, allowed: set[str]) -> None:
     """An application that replaces the functions of `time` must not move due times, no thread

@@ -86,14 +86,12 @@ def test_no_command_is_there_when_the_callers_transaction_rolls_back(
 
 @kinds
 def test_a_send_that_begins_the_transaction_is_committed_with_it(
-    own: Transaction, bus: CommandBus, dsn: str
+    own: Transaction, bus: CommandBus
 ) -> None:
     sent = bus.send("payments", "Debit", connection=own.connection)
     assert bus.get("payments", sent) is None
-    own.execute("INSERT INTO orders VALUES (1)")
     own.commit()
     assert bus.get("payments", sent) is not None
-    assert orders(dsn) == 1
 
 
 @ways
@@ -232,13 +230,14 @@ def test_a_driver_reports_its_own_errors(
 
 
 ENGINE = sqlalchemy.create_engine("sqlite://")
+HINT = ": AsyncCommandBus takes it"
 REFUSED = [
     ({}, "dict"),
     ("host=/tmp", "str"),
     (ENGINE, "sqlalchemy.engine.base.Engine"),
     (sqlalchemy.orm.sessionmaker(ENGINE), "sqlalchemy.orm.session.sessionmaker"),
-    (sqlalchemy.ext.asyncio.AsyncSession(), "sqlalchemy.ext.asyncio.session.AsyncSession"),
-    (object.__new__(psycopg.AsyncConnection), "psycopg.AsyncConnection"),
+    (sqlalchemy.ext.asyncio.AsyncSession(), f"sqlalchemy.ext.asyncio.session.AsyncSession{HINT}"),
+    (object.__new__(psycopg.AsyncConnection), f"psycopg.AsyncConnection{HINT}"),
     (object.__new__(asyncpg.Connection), "asyncpg.connection.Connection"),
     (ConnectionPool(open=False), "psycopg_pool.pool.ConnectionPool"),
 ]

@@ -1,15 +1,17 @@
 """What callers pass as `connection=`, and the session that the bus executes its statements on."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from importlib import import_module
 from inspect import iscoroutinefunction
-from typing import Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import psycopg
 
 from cmdbus.database.pool import Connection
 from cmdbus.integrations.dbapi import DbapiConnection
+
+T = TypeVar("T")
 
 #: The modules that know the objects of a library, by its package. Each has `connection_of`, which
 #: returns the driver's connection, or a DbapiConnection, or None for an object that has none.
@@ -23,11 +25,12 @@ ACCEPTED = (
 
 
 class CallersConnection(Protocol):
-    """A transaction of the caller's: of psycopg, of SQLAlchemy, or of a DB-API driver."""
+    """A transaction of the caller's: of psycopg, of SQLAlchemy, or of a DB-API driver. Those of
+    asyncio, whose methods are awaited, are for AsyncCommandBus."""
 
-    def commit(self) -> None: ...
+    def commit(self) -> object: ...
 
-    def rollback(self) -> None: ...
+    def rollback(self) -> object: ...
 
 
 def session_of(given: CallersConnection) -> Connection:
@@ -52,13 +55,28 @@ def _recognised(given: object) -> Connection:
     if session is None:
         kind = found.__class__
         module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-        raise ValueError(f"{ACCEPTED}, not {module}{kind.__qualname__}")
+        hint = ": AsyncCommandBus takes it" if _is_asynchronous(given) else ""
+        raise ValueError(f"{ACCEPTED}, not {module}{kind.__qualname__}{hint}")
     # It has those methods of psycopg's connection that the bus calls.
     return cast(Connection, session)
 
 
+def run_sync_of(given: object) -> Callable[[Callable[[Any], T]], Awaitable[T]] | None:
+    """What runs a function with the session or connection that a library's asynchronous one wraps;
+    None if `given` is none."""
+    if "sqlalchemy" not in _packages(given):
+        return None
+    from cmdbus.integrations import sqlalchemy_asyncio
+
+    return sqlalchemy_asyncio.run_sync_of(given)
+
+
 def _packages(given: object) -> set[str]:
     return {kind.__module__.split(".")[0] for kind in given.__class__.__mro__}
+
+
+def _is_asynchronous(given: object) -> bool:
+    return isinstance(given, psycopg.AsyncConnection) or run_sync_of(given) is not None
 
 
 def _dbapi_connection(given: object) -> DbapiConnection | None:

@@ -6,13 +6,11 @@ from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
-from cmdbus.backoff import Backoff
 from cmdbus.checks import (
     check_aware,
     check_id,
     check_name,
     check_operator,
-    check_seconds,
     check_text,
     check_whole,
 )
@@ -21,7 +19,7 @@ from cmdbus.database.pool import Connection
 from cmdbus.errors import BatchNotFoundError, InvalidOperationError
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.batch_requests import Source, encoded
-from cmdbus.producer.connections import MIN_CONNECT_SECONDS, Connections
+from cmdbus.producer.connections import Connections
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.process_starts import ProcessRequest, ProcessStart, start, starts_of
 from cmdbus.producer.records import (
@@ -37,11 +35,10 @@ from cmdbus.producer.send_hook import Hook, SendHook
 from cmdbus.producer.sending import BulkSend, SendAttempt, Sender
 from cmdbus.producer.steering import Steering, canceled_chunks
 from cmdbus.producer.store import Store
+from cmdbus.producer.waits import BatchWait, Wait
 
 T = TypeVar("T")
-
-#: Seconds between two reads of `wait_batch`.
-_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
+R = TypeVar("R", CommandRecord, BatchRecord)
 
 
 class BatchCreation:
@@ -256,27 +253,17 @@ class Batches(Steering):
     def wait_batch(self, batch_id: UUID | str, timeout: float = 30.0) -> BatchRecord:
         """Returns the batch `batch_id` once it is over. Raises TimeoutError if it is not after
         `timeout` seconds, and BatchNotFoundError for an unknown batch."""
-        deadline = time.monotonic() + check_seconds("timeout", timeout)
-        id_ = check_id("batch_id", batch_id)
-        backoff = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-        while True:
-            within = max(deadline - time.monotonic(), MIN_CONNECT_SECONDS)
-            records = self._connections.records(
-                BatchRecord, None, "read_batch", within=within, batch_id=id_
-            )
-            if not records:
-                raise BatchNotFoundError(id_)
-            record = records[0]
-            if record.status.terminal:
-                return record
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(
-                    f"batch {batch_id} is {record.status} after {timeout:g} s: {record.remaining} "
-                    f"of {record.total} commands remain, {record.in_troubleshooting} of them in "
-                    f"troubleshooting"
-                )
-            time.sleep(min(backoff.pause(), left))
+        return self._waited(BatchWait(batch_id, timeout))
+
+    def _waited(self, wait: Wait[R]) -> R:
+        while (pause := wait.pause_after(records := self._poll(wait))) is not None:
+            time.sleep(pause)
+        return records[0]
+
+    def _poll(self, wait: Wait[R], *, connection: CallersConnection | None = None) -> list[R]:
+        return self._connections.records(
+            wait.kind, connection, wait.statement, within=wait.within, **wait.values
+        )
 
     def _after(self, request: SendRequest | None) -> Outgoing | None:
         """What is sent after a batch."""

@@ -6,18 +6,15 @@ from datetime import datetime, timedelta
 from typing import Any, Self
 from uuid import UUID
 
-from cmdbus.backoff import Backoff
 from cmdbus.checks import (
-    check_id,
     check_iterable,
     check_key,
     check_name,
     check_seconds,
     check_whole,
 )
-from cmdbus.clock import time
 from cmdbus.data import MAX_BYTES
-from cmdbus.errors import CommandNotFoundError, InvalidOperationError
+from cmdbus.errors import InvalidOperationError
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.payloads.forms import Encoder
 from cmdbus.producer.batches import Batches
@@ -44,10 +41,9 @@ from cmdbus.producer.senders import Senders
 from cmdbus.producer.sending import BulkSend
 from cmdbus.producer.store import Store
 from cmdbus.producer.troubleshooting import Troubleshooting
+from cmdbus.producer.waits import CommandWait
 from cmdbus.uniqueness import EXISTING
 
-#: Seconds between two reads of `wait`.
-_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
 #: Rows of each table that one statement of a purge removes.
 _PURGED_ROWS = 1000
 
@@ -233,26 +229,7 @@ class CommandBus(Batches, Processes, Operations, Explaining, Senders):
         troubleshooting. Raises TimeoutError if it is neither after `timeout` seconds, and
         CommandNotFoundError for an unknown command.
         """
-        deadline = time.monotonic() + check_seconds("timeout", timeout)
-        backoff = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-        values = check_command(domain, command_id)
-        while True:
-            within = max(deadline - time.monotonic(), MIN_CONNECT_SECONDS)
-            records = self._connections.records(
-                CommandRecord, None, "read_command", within=within, **values
-            )
-            if not records:
-                raise CommandNotFoundError(domain, check_id("command_id", command_id))
-            record = records[0]
-            if record.status.terminal or record.status is Status.IN_TROUBLESHOOTING_QUEUE:
-                return record
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(
-                    f"command {command_id} of domain {domain!r} is {record.status} "
-                    f"after {timeout:g} s"
-                )
-            time.sleep(min(backoff.pause(), left))
+        return self._waited(CommandWait(domain, command_id, timeout))
 
     def query(
         self,

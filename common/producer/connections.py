@@ -4,7 +4,7 @@ process again, and a second try for a call whose connection turns out to be dead
 import copy
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
@@ -63,6 +63,8 @@ class Connections:
         #: each use, because a fork in C, as uWSGI's, runs no hooks.
         self._pools: dict[int, SessionPool] = {}
         self._closed = False
+        #: Each use of a connection is within this.
+        self.using: Callable[[Connection], AbstractContextManager[None]] | None = None
         self._open: Callable[[float], Connection] = partial(_opened, self._parts or {})
 
     def named(
@@ -181,7 +183,10 @@ class Connections:
 
         def attempt(connection: Connection, again: bool) -> T:
             try:
-                return work(connection, again)
+                if self.using is None:
+                    return work(connection, again)
+                with self.using(connection):
+                    return work(connection, again)
             except psycopg.errors.InsufficientPrivilege as error:
                 raise missing_right(self._executor, connection, error, needs) from None
 

@@ -1,0 +1,122 @@
+"""The threads in which an event loop's calls run, and the end of those that are canceled."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+import psycopg
+
+from cmdbus.database.pool import Connection
+
+T = TypeVar("T")
+
+#: Seconds within which the server has to take the request to cancel a statement.
+_CANCEL_SECONDS = 5.0
+#: The Call of each thread.
+_current = threading.local()
+
+
+class Call:
+    """One call in a thread, and the session that it uses, so that its statement can be canceled
+    and no other one is."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._lock = threading.Lock()
+        self._session: Connection | None = None
+        self._canceled = False
+
+    def run(self) -> Any:
+        _current.call = self
+        try:
+            return self._work()
+        finally:
+            _current.call = None
+
+    @contextmanager
+    def using(self, session: Connection) -> Iterator[None]:
+        with self._lock:
+            if self._canceled:
+                raise psycopg.errors.QueryCanceled("canceled before it had a connection")
+            self._session = session
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._session = None
+
+    def cancel(self) -> bool:
+        """Whether it uses a session. From now on it takes none."""
+        with self._lock:
+            self._canceled = True
+            if self._session is None:
+                return False
+            with suppress(psycopg.Error):
+                self._session.cancel_safe(timeout=_CANCEL_SECONDS)
+            return True
+
+
+@contextmanager
+def using(session: Connection) -> Iterator[None]:
+    """For each session that a bus uses; in the event loop's thread there is no call."""
+    call: Call | None = getattr(_current, "call", None)
+    if call is None:
+        yield
+        return
+    with call.using(session):
+        yield
+
+
+class Threads:
+    """In each process again: a fork has none of its parent's threads."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._executors: dict[int, ThreadPoolExecutor] = {}
+
+    async def run(self, work: Callable[[], T], *, waits: bool) -> T:
+        """`work` in a thread. Canceled, it waits for the end of a statement that it cancels, and
+        with `waits` in any case for the end of `work`."""
+        call = Call(work)
+        running = self._submit(copy_context().run, call.run)
+        ended = asyncio.wrap_future(running)
+        try:
+            result: T = await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            # A call that has not begun is not begun.
+            if not running.cancel():
+                used = asyncio.wrap_future(self._submit(call.cancel))
+                await _end_of(used)
+                if waits or used.result():
+                    await _end_of(ended)
+            ended.cancel()
+            raise
+        return result
+
+    def close(self) -> None:
+        """Waits for the calls that run."""
+        executor = self._executors.get(os.getpid())
+        if executor is not None:
+            executor.shutdown()
+
+    def _submit(self, *call: Any) -> "Future[Any]":
+        pid = os.getpid()
+        # Threads that come together agree on one: setdefault is atomic.
+        executor = self._executors.get(pid) or self._executors.setdefault(
+            pid, ThreadPoolExecutor(self._count, thread_name_prefix="cmdbus-async")
+        )
+        return executor.submit(*call)
+
+
+async def _end_of(future: "asyncio.Future[Any]") -> None:
+    """However often this task is canceled meanwhile; without the future's error."""
+    while not future.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([future])
+    if not future.cancelled():
+        future.exception()
