@@ -81,7 +81,7 @@ async def of_connection(
 
 ASYNC_KINDS: dict[str, Begin] = {
     "psycopg": of_psycopg,
-    "AsyncSession of psycopg": partial(of_session, "psycopg"),
     "AsyncSession of asyncpg": partial(of_session, "asyncpg"),
+    "AsyncSession of psycopg": partial(of_session, "psycopg"),
     "AsyncConnection of psycopg": partial(of_connection, "psycopg"),
 }

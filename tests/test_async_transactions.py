@@ -12,7 +12,14 @@ from sqlalchemy.orm import Session
 
 from cmdbus import AsyncCommandBus, CommandBus, DuplicateCommandError, SendRequest
 
-kinds = pytest.mark.parametrize("begin", ASYNC_KINDS.values(), ids=[*ASYNC_KINDS])
+LONG = {"AsyncSession of psycopg", "AsyncConnection of psycopg"}
+kinds = pytest.mark.parametrize(
+    "begin",
+    [
+        pytest.param(begin, id=name, marks=pytest.mark.long if name in LONG else ())
+        for name, begin in ASYNC_KINDS.items()
+    ],
+)
 
 
 async def send_all(bus: AsyncCommandBus, own: AsyncTransaction) -> int:

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import Any
 from uuid import uuid4
@@ -15,13 +15,16 @@ import psycopg2.extras
 import pytest
 import sqlalchemy.ext.asyncio
 import sqlalchemy.orm
-from handlers import connect
+from handlers import connect, handling, running
 from psycopg_pool import ConnectionPool
 from queries import scalar
 from transactions import KINDS, WAYS, Begin, Transaction, of_pooled_connection
 
 from cmdbus import (
+    BusinessRuleError,
+    Command,
     CommandBus,
+    Context,
     DuplicateCommandError,
     QueueFullError,
     SchemaError,
@@ -29,8 +32,15 @@ from cmdbus import (
 )
 from cmdbus.errors import MissingRightError
 
-kinds = pytest.mark.parametrize("kind", KINDS)
-ways = pytest.mark.parametrize("kind", WAYS)
+LONG = {"pg8000", "Session of psycopg2", "scoped_session of pg8000"}
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in names]
+
+
+kinds = pytest.mark.parametrize("kind", marked(KINDS))
+ways = pytest.mark.parametrize("kind", marked(WAYS))
 
 
 @pytest.fixture
@@ -73,7 +83,7 @@ def test_commands_are_there_when_the_callers_transaction_commits(
     assert (bus.snapshot("payments")["depth"], orders(dsn)) == (sent, 1)
 
 
-@kinds
+@ways
 def test_no_command_is_there_when_the_callers_transaction_rolls_back(
     own: Transaction, bus: CommandBus, dsn: str
 ) -> None:
@@ -120,7 +130,22 @@ def test_in_autocommit_mode_each_call_is_a_transaction(
     assert bus.snapshot("payments")["depth"] == sent + 1
 
 
-@pytest.mark.parametrize("kind", ["psycopg", "psycopg2", "pg8000"])
+@pytest.mark.parametrize("autocommit", [False, True])
+@ways
+def test_a_bulk_that_is_refused_half_way_leaves_nothing(
+    begin: Begin, bus: CommandBus, dsn: str, autocommit: bool
+) -> None:
+    requests = [SendRequest("payments", "Debit")] * 1_001
+    with begin(dsn, autocommit=autocommit) as own:
+        with pytest.raises(ValueError, match="delay must be"):
+            bad = SendRequest("payments", "Debit", delay=-1)
+            bus.send_many([*requests, bad], connection=own.connection)
+        bus.send("payments", "Debit", connection=own.connection)
+        own.commit()
+    assert bus.snapshot("payments")["depth"] == 1
+
+
+@pytest.mark.parametrize("kind", marked(["psycopg", "psycopg2", "pg8000"]))
 def test_a_transaction_that_was_begun_by_sql_stays_the_callers(
     begin: Begin, bus: CommandBus, dsn: str
 ) -> None:
@@ -178,7 +203,7 @@ def test_a_refused_send_leaves_the_transaction_as_it_was(
     assert (bus.snapshot("payments")["depth"], orders(dsn)) == (1, 2)
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
+@pytest.mark.parametrize("driver", marked(["psycopg", "psycopg2", "pg8000"]))
 def test_a_connection_of_sqlalchemys_pool_is_the_drivers(
     driver: str, bus: CommandBus, dsn: str
 ) -> None:
@@ -244,16 +269,17 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("other", "name"), REFUSED, ids=[name for _, name in REFUSED])
-def test_anything_else_is_refused_in_one_sentence(bus: CommandBus, other: Any, name: str) -> None:
+def test_anything_else_is_refused_in_one_sentence(other: Any, name: str) -> None:
     accepted = (
         "connection must be a psycopg.Connection (psycopg 3), an SQLAlchemy Session, "
         "scoped_session or Connection, or a DB-API connection to PostgreSQL, such as psycopg2's, "
         f"not {name}"
     )
-    with pytest.raises(ValueError, match=f"^{re.escape(accepted)}$"):
-        bus.send("payments", "Debit", connection=other)
-    with pytest.raises(ValueError, match=f"^{re.escape(accepted)}$"):
-        bus.get("payments", uuid4(), connection=other)
+    with CommandBus("host=/nowhere") as bus:
+        with pytest.raises(ValueError, match=f"^{re.escape(accepted)}$"):
+            bus.send("payments", "Debit", connection=other)
+        with pytest.raises(ValueError, match=f"^{re.escape(accepted)}$"):
+            bus.get("payments", uuid4(), connection=other)
 
 
 def test_other_databases_are_refused(bus: CommandBus) -> None:
@@ -287,3 +313,17 @@ print({name.split(".")[0] for name in sys.modules} & {"sqlalchemy", "psycopg2", 
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_what_a_handler_sends_with_its_session_is_a_part_of_its_transaction(
+    dsn: str, bus: CommandBus
+) -> None:
+    def pay(command: Command, context: Context) -> None:
+        bus.send("mail", "Receipt", command.data, connection=context.session)
+        if command.data == "bad":
+            raise BusinessRuleError("BAD", "it is bad")
+
+    with running(dsn, handling(pay)):
+        for data in ("bad", "good"):
+            bus.wait("payments", bus.send("payments", "Debit", data))
+    assert [record.data for record in bus.query("mail")] == ["good"]

@@ -27,7 +27,9 @@ PAST, LATER = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, 12, tzinfo=
 TEXT = "%s %(x)s %% \\ \t \n ' \" $1 ? :x é {} 🚌"
 DATA = {"b": 1.10, "a": TEXT, TEXT: 12345678901234567890, "e": [], "c": {"b": 1e-7}}
 
-drivers = pytest.mark.parametrize("driver", [way for way in WAYS if way != "psycopg"])
+drivers = pytest.mark.parametrize(
+    "driver", ["psycopg2", pytest.param("pg8000", marks=pytest.mark.long)]
+)
 
 
 @pytest.fixture
