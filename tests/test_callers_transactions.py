@@ -18,6 +18,7 @@ import sqlalchemy.orm
 from handlers import connect, handling, running
 from psycopg_pool import ConnectionPool
 from queries import scalar
+from roles import role
 from transactions import KINDS, WAYS, Begin, Transaction, of_pooled_connection
 
 from cmdbus import (
@@ -327,3 +328,16 @@ def test_what_a_handler_sends_with_its_session_is_a_part_of_its_transaction(
         for data in ("bad", "good"):
             bus.wait("payments", bus.send("payments", "Debit", data))
     assert [record.data for record in bus.query("mail")] == ["good"]
+
+
+@ways
+def test_a_producers_rights_suffice_to_send(own: Transaction, bus: CommandBus, dsn: str) -> None:
+    """Also for those that some commands have only."""
+    with role(dsn, "producer") as connection:
+        name = scalar(connection, "SELECT current_user")
+        own.execute(f'SET LOCAL ROLE "{name}"')
+        sent = send_all(bus, own)
+        more = SendRequest("payments", "Debit", key="k", unique="u", expires=60, delay=5)
+        bus.send_many([more], connection=own.connection)
+        own.commit()
+    assert bus.snapshot("payments")["depth"] == sent + 1
