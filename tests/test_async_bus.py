@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -14,6 +15,7 @@ import psycopg
 import pytest
 from async_transactions import of_psycopg
 from handlers import connect, handling, running
+from own_servers import own_server
 from psycopg_pool import AsyncConnectionPool
 from queries import scalar
 
@@ -26,6 +28,8 @@ from cmdbus import (
     SendRequest,
 )
 from cmdbus.asynchronous.threads import Call
+from cmdbus.database.schema import install
+from cmdbus.embedded import EmbeddedPostgres
 
 BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
@@ -179,6 +183,23 @@ def test_a_call_survives_the_death_of_its_connection(dsn: str) -> None:
             assert (await bus.snapshot("payments"))["depth"] == 3
 
     asyncio.run(main())
+
+
+@pytest.mark.long
+def test_a_bus_goes_on_after_a_restart_of_the_server(memory: Path | None) -> None:
+    async def main(server: EmbeddedPostgres) -> None:
+        async with AsyncCommandBus(server.dsn) as bus:
+            await asyncio.gather(*(bus.send("payments", "Debit") for _ in range(8)))
+            server.stop("immediate")
+            with pytest.raises(DatabaseUnavailableError):
+                await bus.send("payments", "Debit")
+            server.start()
+            await asyncio.gather(*(bus.send("payments", "Debit") for _ in range(8)))
+            assert (await bus.snapshot("payments"))["depth"] == 16
+
+    with own_server(memory, durable=True) as server:
+        install(server.dsn)
+        asyncio.run(main(server))
 
 
 def test_an_exhausted_pool_is_named(dsn: str) -> None:
