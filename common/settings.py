@@ -61,6 +61,8 @@ class Settings:
     log_level: str = "info"
     #: Ends when everything claimable is done.
     drain: bool = False
+    #: Reloads when a file of the application changes.
+    reload: bool = False
 
     @property
     def thread_range(self) -> ThreadRange:

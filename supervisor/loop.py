@@ -43,6 +43,7 @@ from cmdbus.supervisor.preflight_process import PreflightProcess
 from cmdbus.supervisor.processes import Spawner
 from cmdbus.supervisor.runtime import board_path, find_runtime_directory, make_runtime_directory
 from cmdbus.supervisor.signals import SAME_ORDER_SECONDS, Signals
+from cmdbus.supervisor.source_watch import watch_sources
 from cmdbus.supervisor.stacks import Stacks
 from cmdbus.supervisor.startup import StartupProbes, make_board, pass_preflight, with_database
 from cmdbus.supervisor.systemd_notifier import SystemdNotifier
@@ -140,6 +141,8 @@ class Supervisor:
         self._not_kept = ""
         #: The preflight of the new application, during a reload.
         self._preflight: PreflightProcess | None = None
+        #: Only with --reload.
+        self._watch = watch_sources(settings, close=fleet.descriptors)
         self._since = time.monotonic()
         self._stop_by: float | None = None
         #: When the first TERM or INT was read.
@@ -156,6 +159,9 @@ class Supervisor:
             now = time.monotonic()
             self._handle_signals(now)
             self._end_preflight()
+            # A change while an application is checked is kept until that has ended.
+            if self._watch and self._preflight is None and self._watch.has_changed():
+                self._reload()
             self._fleet.reap(now)
             if self._stop_by is None:
                 self._check_end(now)
@@ -201,8 +207,8 @@ class Supervisor:
                     self._fleet.report()
                 case _:
                     pass  # SIGCHLD: each round reaps exited children in any case.
-        preflight = [self._preflight.child] if self._preflight is not None else []
-        reap_orphans(child.pid for child in [*self._fleet.children, *preflight])
+        others = [each.child for each in (self._preflight, self._watch) if each is not None]
+        reap_orphans(child.pid for child in [*self._fleet.children, *others])
 
     def _observe(self, now: float) -> FleetView:
         # This covers a whole round, so it does not matter where the supervisor stalled.
@@ -244,6 +250,8 @@ class Supervisor:
         self._notifier.stopping(seconds + RESCUE_SECONDS + _EXITS_SECONDS)
         logger.info("stopping within %g s (%s)", seconds, why)
         self._close_preflight()
+        if self._watch is not None:
+            self._watch.close()
 
     def _reload(self) -> None:
         """Checks the application first: a broken one leaves the fleet as it is."""

@@ -200,6 +200,9 @@ SETTINGS = (
     ),
     Setting("--check", "Only check whether it could start: exit 0 or 3.", is_flag=True, owner=None),
     Setting("--drain", "Exit 0 when nothing runs and nothing is claimable.", is_flag=True),
+    Setting(
+        "--reload", "For development: reload when a Python file of the app changes.", is_flag=True
+    ),
 )
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from typing import NoReturn
 
 import click
+from click.core import ParameterSource
 
 from cmdbus.errors import CmdbusError
 from cmdbus.exits import Exit
@@ -55,6 +56,7 @@ class _Command(RedactingCommand):
       cmdbus-supervise --procs 4 --threads 2:32
       cmdbus-supervise --app shop.handlers:registry --dsn-file /etc/shop/dsn --http :8080
       cmdbus-supervise --app shop.handlers:registry --embedded --check
+      cmdbus-supervise --app shop.handlers:registry --embedded --reload
     """,
 )
 @click.version_option(package_name="cmdbus")
@@ -62,9 +64,13 @@ class _Command(RedactingCommand):
 @click.pass_context
 def main(context: click.Context, /, check: bool, **_given: object) -> None:
     if check:
+        if context.get_parameter_source("reload") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--reload is for a fleet that runs, and --check starts none")
         sys.exit(run_check(context, as_json=False))
     with _can_start():
         settings = configured(context)
+    if settings.reload and settings.app is None:
+        raise click.UsageError("--reload watches the files of an app: name it with --app")
     if settings.app is None and settings.dsn is None:
         _become_demo()
     _warn_of_variables(context)
