@@ -83,8 +83,9 @@ def test_a_fleet_stops_with_its_terminal_but_not_under_nohup(fleet: Fleet, nohup
         fleet.start(shell=f'{trap}exec "$@" <{name} >{name}')
         before = fleet.wait_until_ready()
         fleet.send_signal(signal.SIGHUP)
-        fleet.await_successors(before.values())
+        reloaded = fleet.await_successors(before.values())
     if nohup:
+        fleet.await_successors(reloaded.values())  # That of the terminal reloads it, too.
         assert_goes_on(fleet)
         assert fleet.stop() == 0
     else:
