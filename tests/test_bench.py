@@ -28,7 +28,7 @@ TIMES, MORE_TIMES = ["lease-look", "limited-latency"], ["latency", "mixed", "fai
 ADAPTIVE = ["adaptive-io", "adaptive-cpu", "adaptive-mixed"]
 SHORT = ["--seconds", "0.02", "--rounds", "1"]
 #: The first module that is missing, where it is not the system itself.
-MISSING = {"pgqueuer": "asyncpg"}
+MISSING = {} if find_spec("asyncpg") else {"pgqueuer": "asyncpg"}
 TINY = [*SHORT, "--rows", "2000", "--processes", "2", "--threads", "2", "--commands", "200"]
 #: Rows that are filled together with another.
 MORE = {
