@@ -51,5 +51,10 @@ def ticks(dsn: str) -> list[tuple[Any, ...]]:
     return [(name, tick.astimezone(UTC)) for name, tick in found]
 
 
+def wait_for_an_hour_that_lasts() -> None:
+    """Returns where the hour does not end, and no further tick comes, within half a minute."""
+    eventually(lambda: datetime.now(UTC) + timedelta(seconds=30) < hours_ago(-1), timeout=32)
+
+
 def hours_ago(count: int) -> datetime:
     return datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - count * HOUR

@@ -4,10 +4,24 @@ import threading
 
 import psycopg
 import pytest
-from schedule_rounds import HOUR, due, hours_ago, only, round_of, run_to_the_end, ticks
+from schedule_rounds import (
+    HOUR,
+    due,
+    hours_ago,
+    only,
+    round_of,
+    run_to_the_end,
+    ticks,
+    wait_for_an_hour_that_lasts,
+)
 
 from cmdbus import CommandBus
 from cmdbus.failpoints import AFTER_TICK, BEFORE_TICK, set_failpoint_action
+
+
+@pytest.fixture(autouse=True)
+def _lasting_hour() -> None:
+    wait_for_an_hour_that_lasts()
 
 
 def test_many_nodes_send_each_tick_once(dsn: str, bus: CommandBus) -> None:

@@ -9,7 +9,16 @@ import pytest
 from eventually import eventually
 from handlers import do_nothing, handling, kinds, running
 from queries import rows, scalar
-from schedule_rounds import HOUR, due, hours_ago, only, round_of, run_to_the_end, ticks
+from schedule_rounds import (
+    HOUR,
+    due,
+    hours_ago,
+    only,
+    round_of,
+    run_to_the_end,
+    ticks,
+    wait_for_an_hour_that_lasts,
+)
 
 from cmdbus import CommandBus
 from cmdbus.database.statements import statement
@@ -23,6 +32,11 @@ LATE = """
 SELECT extract(epoch FROM c.created_at - s.last_tick)
 FROM cmdbus.schedule s JOIN cmdbus.command c ON c.command_id = s.last_command_id
 """
+
+
+@pytest.fixture(autouse=True)
+def _lasting_hour() -> None:
+    wait_for_an_hour_that_lasts()
 
 
 def test_a_tick_sends_one_command_and_the_next_one_waits(
