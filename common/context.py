@@ -45,6 +45,10 @@ class Execution(Protocol):
     def schema(self) -> str: ...
     @property
     def due(self) -> float: ...
+    @property
+    def canceled(self) -> bool: ...
+    @property
+    def stopping(self) -> bool: ...
     def open(self) -> "psycopg.Connection[Any]": ...
     def orm_session(self) -> "Session": ...
     def batch(self) -> Batch | None: ...
@@ -112,6 +116,19 @@ class Context:
     def extend(self, seconds: float) -> None:
         """Adds these seconds to the deadline, and to the limits of an open transaction."""
         self._execution.extend(check_seconds("extend", seconds))
+
+    @property
+    def canceled(self) -> bool:
+        """Whether nothing of this execution counts any longer, so that the handler may return: an
+        operator has canceled the command, another worker has its lease, or the execution has timed
+        out. Known within a third of a lease; reading it costs no statement."""
+        return self._execution.canceled
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the process stops, for whatever reason: the handler has until the deadline of
+        the stop. Reading it costs no statement."""
+        return self._execution.stopping
 
     def retry_after(self, seconds: float) -> None:
         """Sets the pause, in seconds, before the retry if this execution fails."""

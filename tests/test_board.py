@@ -242,6 +242,24 @@ def test_keys_show_what_is_claimed_started_and_finished(board: Board) -> None:
     )
 
 
+def test_a_claim_that_is_marked_as_lost_is_no_mark_for_the_next_one_at_its_index(
+    board: Board,
+) -> None:
+    claims = taken(board).claims
+    first = claims.claimed(1, 1, uuid4())
+    [seen] = board.seat_view(0).claims
+    assert not claims.is_lost(first)
+    claims.started(first)
+    board.mark_lost([seen])
+    assert claims.is_lost(first)
+    claims.finished(first)
+    assert claims.is_lost(first)
+    claims.free(first)
+    others = [claims.claimed(id + 2, 1, uuid4()) for id in range(CLAIM_COUNT + 1)]
+    board.mark_lost([seen])
+    assert not any(claims.is_lost(other) for other in others)
+
+
 def test_keys_beyond_the_table_are_not_shown_and_the_seat_says_so(board: Board) -> None:
     seat = taken(board)
     indexes = [seat.claims.claimed(id + 1, 1, UUID(int=id)) for id in range(CLAIM_COUNT)]

@@ -235,4 +235,6 @@ class Housekeeping:
         self._renew_at = now + self._statements.renewal_seconds
         held = self._pipeline.in_flight.all_claims()
         if held:
-            self._renewal.renew(self._connection.connection(), {self._statements.incarnation: held})
+            claims = {self._statements.incarnation: held}
+            lost = self._renewal.renew(self._connection.connection(), claims)
+            self._pipeline.in_flight.mark_lost(lost)

@@ -82,7 +82,13 @@ class ThreadPool:
         connection = ThreadConnection(self._source.get, self._source.put, slot.session)
         before = self._threads.get(number)
         thread = WorkerThread(
-            number, connection, slot, self._stopping, self._run_thread, self.pipeline.breakers
+            number,
+            connection,
+            slot,
+            self._stopping,
+            self._run_thread,
+            self.pipeline.breakers,
+            self.in_flight.is_lost,
         )
         thread.needs_session = needs_session
         self._threads[number] = thread

@@ -7,6 +7,7 @@ the children inherit it. No process locks it, so a killed or hung process never 
 
 import mmap
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from cmdbus.board.records import Restart, SupervisorRecord, SupervisorState
 from cmdbus.board.seats import Seat
 from cmdbus.board.selected import EVERYTHING, SIZE, Selected
 from cmdbus.board.stack_files import open_ordinary
+from cmdbus.board.views import ClaimView
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.errors import BoardError
 
@@ -119,6 +121,11 @@ class Board(Reader):
         """Without a steward that listens, workers poll."""
         self.listening = False
         self.armed = 0
+
+    def mark_lost(self, claims: Iterable[ClaimView]) -> None:
+        """Shows their processes that these claims are lost."""
+        for claim in claims:
+            self.cells[claim.lost_at] = claim.mark
 
     def count_restart(self, reason: Restart) -> None:
         self.cells[offsets.RESTARTS + reason] += 1

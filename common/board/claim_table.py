@@ -6,7 +6,7 @@ from struct import Struct
 from uuid import UUID
 
 from cmdbus.board.board_memory import BoardMemory
-from cmdbus.board.layout import CELL, CLAIM_CELLS, CLAIM_COUNT, CLAIMS, OVERFLOWED
+from cmdbus.board.layout import CELL, CLAIM_CELLS, CLAIM_COUNT, CLAIM_LOST, CLAIMS, OVERFLOWED
 
 _STATES = 4
 #: The cells that follow the state: id, token, command id.
@@ -29,9 +29,11 @@ class ClaimTable:
     The state cell counts: its lowest two bits are the state, which goes up by one from move
     to move, and the others go up each time the index is taken. The other cells are written
     only while it is FREE, so a reader that finds the same number, not FREE, before and after
-    has read one claim. If there are more claims than indexes, those beyond are not shown, and
-    the seat shows that it is not complete until the last of them is free. Of these, and of a
-    claim whose process died before `claimed`, only the row knows the claimer.
+    has read one claim. Whatever finds that a claim is lost writes that number without the state
+    to the claim's last cell, where it means nothing for the next claim at this index. If there
+    are more claims than indexes, those beyond are not shown, and the seat shows that it is not
+    complete until the last of them is free. Of these, and of a claim whose process died before
+    `claimed`, only the row knows the claimer.
     """
 
     def __init__(self, memory: BoardMemory, seat_at: int) -> None:
@@ -79,6 +81,15 @@ class ClaimTable:
             self._count(-1)
         else:
             self._free.append(index)
+
+    def mark_lost(self, index: int) -> None:
+        """Its row is not this claim's any longer."""
+        self._cells[index + CLAIM_LOST] = self._cells[index] // _STATES
+
+    def is_lost(self, index: int) -> bool:
+        """Always false for a claim that is not shown."""
+        cells = self._cells
+        return index != self._beyond and cells[index + CLAIM_LOST] == cells[index] // _STATES
 
     def clear(self) -> None:
         """At the end of a process that has no claims: repairs cells that were overwritten."""

@@ -37,6 +37,8 @@ cells of a seat
   threads, of which range, why  the same, and set_concurrency       ps, metrics, successor
 | claims, each state id token   the thread that has the command     steward
     command id                    at that moment; see ClaimTable
+    lost                          the steward; housekeeping while   its process
+                                    no steward renews
 | COMMAND TYPES, each domain    its process, under a lock;          metrics
     and type                      never changed
 and its slots
@@ -74,7 +76,7 @@ from struct import Struct
 
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
 #: Raise it with each change of a position, a record or a number that is written.
-VERSION = 13
+VERSION = 14
 
 LINE = 8  # cells
 CELL = 8  # bytes
@@ -113,7 +115,9 @@ TERMINATED = PARKED + 4
 THREADS = PARKED + 5
 CLAIMS = 6 * LINE
 CLAIM_COUNT = 512
-CLAIM_CELLS = 5
+CLAIM_CELLS = 6
+#: In a claim: the cell that marks it as lost.
+CLAIM_LOST = 5
 #: Claims without an index are written to the line between the claims and these; it is never read.
 COMMAND_TYPES = CLAIMS + CLAIM_COUNT * CLAIM_CELLS + LINE
 COMMAND_TYPE_CELLS = 4 * LINE

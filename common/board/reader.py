@@ -167,10 +167,16 @@ class Reader:
             before, id, token = cells[at : at + 3]
             if before >> 2 != then >> 2 or not before & 3 or not then & 3:
                 continue  # It was claimed or freed meanwhile.
-            command_id = UUID(bytes=raw[(at + 3) * CELL : (at + CLAIM_CELLS) * CELL])
+            command_id = UUID(bytes=raw[(at + 3) * CELL : (at + 5) * CELL])
             if id > 0 and token > 0:
-                state = ClaimState(then & 3)
-                yield ClaimView(id=id, token=token, command_id=command_id, state=state)
+                yield ClaimView(
+                    id=id,
+                    token=token,
+                    command_id=command_id,
+                    state=ClaimState(then & 3),
+                    lost_at=start + at + offsets.CLAIM_LOST,
+                    mark=then >> 2,
+                )
 
 
 def _is_whole(raw: bytes) -> bool:

@@ -3,7 +3,7 @@ seats.py explain. A field that cannot be read is None. Times are monotonic nanos
 """
 
 from collections.abc import Container
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from uuid import UUID
 
 from cmdbus.board.health import Health
@@ -57,6 +57,9 @@ class ClaimView:
     token: int
     command_id: UUID
     state: ClaimState
+    #: The cell that marks it as lost, and the number that does: see Board.mark_lost.
+    lost_at: int = field(default=-1, compare=False)
+    mark: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -284,6 +284,6 @@ class ClaimScope(Enum):
 Fence = tuple[int, int, int]
 
 
-def fence_of(claim: Claim | ClaimKey) -> Fence:
+def fence_of(claim: ClaimRef) -> Fence:
     # Not the UUID itself, whose hash is computed in Python.
     return claim.id, claim.token, claim.command_id.int

@@ -317,6 +317,14 @@ class Execution:
         """The breaker of its type."""
         return self._handler.breaker
 
+    @property
+    def canceled(self) -> bool:
+        return self._thread.has_lost(self)
+
+    @property
+    def stopping(self) -> bool:
+        return self._thread.is_stopping
+
     def seconds_left(self) -> float:
         return max(0.0, self.due - time.monotonic())
 

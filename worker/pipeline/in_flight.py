@@ -29,7 +29,7 @@ from threading import Event, Lock
 from uuid import UUID
 
 from cmdbus.board.seats import Seat
-from cmdbus.worker.claims.claim import Claim, Fence, Finished, fence_of
+from cmdbus.worker.claims.claim import Claim, ClaimRef, Fence, Finished, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.releasing import release
@@ -151,6 +151,18 @@ class InFlight:
             entry.state = QUEUED
             if entry.index is not None:
                 self._claim_table.restored(entry.index)
+
+    def mark_lost(self, claims: Iterable[ClaimRef]) -> None:
+        for claim in claims:
+            entry = self._entries.get(fence_of(claim))
+            if entry is not None and entry.index is not None:
+                self._claim_table.mark_lost(entry.index)
+
+    def is_lost(self, claim: Claim) -> bool:
+        """Whether a renewal has found that its row is gone or has another claim, or it has left
+        this table. Reads memory only."""
+        entry = self._entries.get(fence_of(claim))
+        return entry is None or (entry.index is not None and self._claim_table.is_lost(entry.index))
 
     def finish(self, entry: Entry) -> None:
         if entry.state is RUNNING:  # else a worker that has stopped released it

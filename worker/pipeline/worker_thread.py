@@ -12,7 +12,7 @@ from pathlib import Path
 from cmdbus.board.counters import Counter
 from cmdbus.board.slots import Slot
 from cmdbus.worker.breakers.breakers import Breakers
-from cmdbus.worker.claims.claim import Connection
+from cmdbus.worker.claims.claim import Claim, Connection
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.execution import Execution
 
@@ -48,6 +48,7 @@ class WorkerThread:
         stopping: threading.Event,
         run: Callable[["WorkerThread"], None],
         breakers: Breakers,
+        is_lost: Callable[[Claim], bool],
     ) -> None:
         self.number = number
         self.pid = os.getpid()
@@ -64,6 +65,7 @@ class WorkerThread:
         #: The domain in its name; empty between two domains' commands.
         self.domain = ""
         self._stopping = stopping
+        self._is_lost = is_lost
         self._lock = threading.Lock()
         #: Set by its thread alone, once the slot shows it: other threads may extend it from then
         #: on. Ended by `end`.
@@ -88,6 +90,15 @@ class WorkerThread:
             if self.work is work and not self.given_up:
                 work.due += seconds
                 self.slot.extend(int(work.due * 1e9))
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def has_lost(self, work: Execution) -> bool:
+        """Whether nothing of this execution counts any longer: its claim is lost, or its time was
+        over. Called by any thread of the handler."""
+        return self.given_up or self._is_lost(work.claim)
 
     def connect(self) -> Connection:
         return self.connection.connection(self._stopping)

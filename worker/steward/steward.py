@@ -3,7 +3,8 @@ the other on the same session, and one that listens. A fleet has a process for i
 worker runs it among its own threads.
 
     Listening     hears notifications, and wakes one worker for each
-    _renew        renews the leases of all that the node's living processes have claimed
+    _renew        renews the leases of all that the node's living processes have claimed, and
+                  marks those that are lost
     RescueRound   releases what processes that have exited had claimed (a fleet's)
     StaleBoards   does so for supervisors that died without a successor (a fleet's)
     TimerRound    promotes due commands, and wakes a worker for leases that have ended
@@ -28,6 +29,7 @@ import psycopg
 from cmdbus.board.board import Node
 from cmdbus.board.records import Phase
 from cmdbus.board.slots import Slot
+from cmdbus.board.views import ClaimView
 from cmdbus.board.wake_pipe import wait_for
 from cmdbus.clock import time
 from cmdbus.database import dsn as dsns
@@ -251,7 +253,8 @@ class Steward:
                 claims[incarnation] = self._statements.keys_of(connection, incarnation)
         # A node that is armed shows by that what it handles.
         if any(claims.values()) or not (view.any_parked and self.listening.is_on):
-            self._renewal.renew(connection, claims)
+            lost = self._renewal.renew(connection, claims)
+            self._board.mark_lost(claim for claim in lost if isinstance(claim, ClaimView))
         self._renew_at = now + renewal_seconds
         self._board.renewed = int(now * 1e9)
         return renewal_seconds
