@@ -1,4 +1,4 @@
--- Declarations of breakers, and operators' changes.
+-- Declarations of breakers, and operators' changes; see also 12_changing.sql.
 
 -- The latest declaration of each breaker.
 CREATE FUNCTION {schema}.latest_breakers() RETURNS SETOF {schema}.breaker_declared
@@ -71,6 +71,15 @@ BEGIN
 END
 $$;
 
+-- Changes of what is declared and set wait for each other; none waits for a call.
+CREATE FUNCTION {schema}.begin_breaker_change() RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    LOCK TABLE {schema}.breaker_declared IN SHARE ROW EXCLUSIVE MODE;
+END
+$$;
+
 -- A declaration as JSON, without its name, app and time.
 CREATE FUNCTION {schema}.breaker_declaration(p_declared {schema}.breaker_declared) RETURNS jsonb
 LANGUAGE sql IMMUTABLE
@@ -93,7 +102,7 @@ BEGIN
     THEN
         RETURN;
     END IF;
-    LOCK TABLE {schema}.breaker_declared IN SHARE ROW EXCLUSIVE MODE;
+    PERFORM {schema}.begin_breaker_change();
     earlier := ARRAY(SELECT d FROM {schema}.latest_breakers() d);
     DELETE FROM {schema}.breaker_declared d WHERE d.app = p_app;
     INSERT INTO {schema}.breaker_declared (
@@ -117,8 +126,8 @@ END
 $$;
 
 -- Opens a breaker, closes it, or resets it (closes it, and forgets failures), as p_action says, and
--- leaves an event. With p_again it is the second try of its call, and does nothing if the first has
--- left one. Returns NULL, or 'unknown' if there is no such breaker.
+-- leaves an event. Locks only the breaker: its terms stay. Returns NULL, or
+-- 'unknown' if there is no such breaker.
 CREATE FUNCTION {schema}.steer_breaker(
     p_name text, p_action text, p_operator text, p_reason text,
     p_call bigint DEFAULT NULL, p_again boolean DEFAULT false
@@ -132,7 +141,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 'unknown';
     END IF;
-    IF p_again AND {schema}.breaker_was_noted(p_name, p_call) THEN
+    IF p_again AND {schema}.was_noted('breaker', p_name, p_call) THEN
         RETURN NULL;
     END IF;
     IF p_action = 'open' THEN
@@ -148,14 +157,6 @@ BEGIN
 END
 $$;
 
--- Whether a call has left its event.
-CREATE FUNCTION {schema}.breaker_was_noted(p_name text, p_call bigint) RETURNS boolean
-LANGUAGE sql STABLE
-AS $$
-    SELECT EXISTS (
-        SELECT FROM {schema}.breaker_event e WHERE e.breaker = p_name AND e.call = p_call)
-$$;
-
 -- The terms in force, as JSON; NULL: there is no such breaker.
 CREATE FUNCTION {schema}.breaker_terms(p_name text) RETURNS jsonb
 LANGUAGE sql STABLE
@@ -165,8 +166,7 @@ AS $$
     FROM {schema}.breaker b WHERE b.name = p_name
 $$;
 
--- Sets those terms of a breaker that are given; records and repeats as steer_breaker, and returns
--- the same.
+-- Sets those terms of a breaker that are given. Returns what steer_breaker does.
 CREATE FUNCTION {schema}.set_breaker(
     p_name text, p_operator text, p_reason text, p_failures integer DEFAULT NULL,
     p_window_seconds double precision DEFAULT NULL,
@@ -176,16 +176,14 @@ CREATE FUNCTION {schema}.set_breaker(
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
-    before jsonb;
+    change {schema}.change := {schema}.begin_change(
+        'breaker', p_name, p_operator, p_reason, p_call, p_again);
 BEGIN
-    LOCK TABLE {schema}.breaker_declared IN SHARE ROW EXCLUSIVE MODE;
-    before := {schema}.breaker_terms(p_name);
-    IF before IS NULL THEN
-        RETURN 'unknown';
-    END IF;
-    IF p_again AND {schema}.breaker_was_noted(p_name, p_call) THEN
-        RETURN NULL;
-    END IF;
+    CASE
+        WHEN change.is_made THEN RETURN NULL;
+        WHEN change.before IS NULL THEN RETURN 'unknown';
+        ELSE NULL;
+    END CASE;
     INSERT INTO {schema}.breaker_set AS s (
         name, failures, window_seconds, cooldown_seconds, probes, operator, reason)
     VALUES (p_name, p_failures, p_window_seconds, p_cooldown_seconds, p_probes, p_operator, p_reason)
@@ -195,16 +193,13 @@ BEGIN
         cooldown_seconds = coalesce(EXCLUDED.cooldown_seconds, s.cooldown_seconds),
         probes = coalesce(EXCLUDED.probes, s.probes),
         operator = EXCLUDED.operator, reason = EXCLUDED.reason, set_at = clock_timestamp();
-    PERFORM {schema}.put_breakers_in_force();
-    PERFORM {schema}.note_breaker(
-        p_name, 'SET', json_build_object('before', before, 'after', {schema}.breaker_terms(p_name)),
-        p_operator, p_reason, p_call);
+    PERFORM {schema}.end_change(change, 'SET');
     RETURN NULL;
 END
 $$;
 
--- Removes what is set of a breaker: what is declared holds again. Records and repeats as
--- steer_breaker. Returns NULL, or 'unset' if nothing was set.
+-- Removes what is set of a breaker: what is declared holds again. Returns NULL, or 'unset' if
+-- nothing was set.
 CREATE FUNCTION {schema}.clear_breaker(
     p_name text, p_operator text, p_reason text,
     p_call bigint DEFAULT NULL, p_again boolean DEFAULT false
@@ -212,22 +207,17 @@ CREATE FUNCTION {schema}.clear_breaker(
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
-    before jsonb;
+    change {schema}.change := {schema}.begin_change(
+        'breaker', p_name, p_operator, p_reason, p_call, p_again);
 BEGIN
-    LOCK TABLE {schema}.breaker_declared IN SHARE ROW EXCLUSIVE MODE;
-    IF p_again AND {schema}.breaker_was_noted(p_name, p_call) THEN
+    IF change.is_made THEN
         RETURN NULL;
     END IF;
-    before := {schema}.breaker_terms(p_name);
     DELETE FROM {schema}.breaker_set s WHERE s.name = p_name;
     IF NOT FOUND THEN
         RETURN 'unset';
     END IF;
-    PERFORM {schema}.put_breakers_in_force();
-    PERFORM {schema}.note_breaker(
-        p_name, 'CLEARED',
-        json_build_object('before', before, 'after', {schema}.breaker_terms(p_name)),
-        p_operator, p_reason, p_call);
+    PERFORM {schema}.end_change(change, 'CLEARED');
     RETURN NULL;
 END
 $$;

@@ -1,19 +1,5 @@
--- Operators' changes of schedules. Each leaves an event in the domain of the schedule, if something
--- changes or an operator is named. With p_again it is the second try of its call, and does nothing
--- if the first has left an event. Each returns NULL, or why nothing was changed: 'unknown', there is
--- no such schedule; or what the function says.
-
-CREATE FUNCTION {schema}.note_schedule(
-    p_kind text, p_domain text, p_name text, p_before jsonb, p_after jsonb, p_operator text,
-    p_reason text, p_call bigint
-) RETURNS void
-LANGUAGE sql VOLATILE
-AS $$
-    INSERT INTO {schema}.domain_event (call, domain, kind, operator, message, details)
-    SELECT p_call, p_domain, p_kind, p_operator, p_reason,
-        json_build_object('schedule', p_name, 'before', p_before, 'after', p_after)
-    WHERE p_before IS DISTINCT FROM p_after OR p_operator IS NOT NULL
-$$;
+-- Operators' changes of schedules; see also 12_changing.sql. Each returns NULL, or why nothing was
+-- changed: 'unknown', there is no such schedule; or what the function says.
 
 -- A schedule in force as JSON, without its data; NULL: there is none.
 CREATE FUNCTION {schema}.schedule_settings(p_name text) RETURNS jsonb
@@ -24,14 +10,6 @@ AS $$
     FROM {schema}.schedule s WHERE s.name = p_name
 $$;
 
--- Whether a call has left its event, in whatever domain.
-CREATE FUNCTION {schema}.was_noted_of_schedule(p_name text, p_call bigint) RETURNS boolean
-LANGUAGE sql STABLE
-AS $$
-    SELECT EXISTS (SELECT FROM {schema}.domain_event e
-                   WHERE e.call = p_call AND e.details ->> 'schedule'::text = p_name)
-$$;
-
 -- Adds a schedule, or replaces one; a declared one is overridden until it is removed.
 CREATE FUNCTION {schema}.add_schedule(
     p_name text, p_terms json, p_data text, p_operator text, p_reason text,
@@ -40,23 +18,20 @@ CREATE FUNCTION {schema}.add_schedule(
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
-    before jsonb;
+    change {schema}.change := {schema}.begin_change(
+        'schedule', p_name, p_operator, p_reason, p_call, p_again);
     terms {schema}.schedule_columns := json_populate_record(
         NULL::{schema}.schedule_columns, p_terms);
 BEGIN
-    PERFORM {schema}.begin_schedule_change();
-    IF p_again AND {schema}.was_noted_of_schedule(p_name, p_call) THEN
+    IF change.is_made THEN
         RETURN NULL;
     END IF;
-    before := {schema}.schedule_settings(p_name);
     INSERT INTO {schema}.schedule_added AS a (name, terms, data, operator, reason)
     VALUES (p_name, terms, p_data, p_operator, p_reason)
     ON CONFLICT (name) DO UPDATE SET
         terms = EXCLUDED.terms, data = EXCLUDED.data, operator = EXCLUDED.operator,
         reason = EXCLUDED.reason, added_at = EXCLUDED.added_at;
-    PERFORM {schema}.put_schedules_in_force();
-    PERFORM {schema}.note_schedule('SCHEDULE_ADDED', terms.domain, p_name, before,
-        {schema}.schedule_settings(p_name), p_operator, p_reason, p_call);
+    PERFORM {schema}.end_change(change, 'SCHEDULE_ADDED', ARRAY[terms.domain::text]);
     RETURN NULL;
 END
 $$;
@@ -70,28 +45,23 @@ CREATE FUNCTION {schema}.remove_schedule(
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
-    before jsonb;
-    domain text;
+    change {schema}.change := {schema}.begin_change(
+        'schedule', p_name, p_operator, p_reason, p_call, p_again);
+    domain text := change.before ->> 'domain';
 BEGIN
-    PERFORM {schema}.begin_schedule_change();
-    IF p_again AND {schema}.was_noted_of_schedule(p_name, p_call) THEN
+    IF change.is_made THEN
         RETURN NULL;
     END IF;
-    before := {schema}.schedule_settings(p_name);
-    DELETE FROM {schema}.schedule_added a WHERE a.name = p_name
-    RETURNING ((a.terms)::{schema}.schedule_columns).domain INTO domain;
+    DELETE FROM {schema}.schedule_added a WHERE a.name = p_name;
     IF NOT FOUND THEN
-        domain := before ->> 'domain';
         IF domain IS NULL THEN
             RETURN 'unknown';
-        ELSIF {schema}.is_handled(domain, before ->> 'type') THEN
+        ELSIF {schema}.is_handled(domain, change.before ->> 'type') THEN
             RETURN 'declared';
         END IF;
         DELETE FROM {schema}.schedule_declared d WHERE d.name = p_name;
     END IF;
-    PERFORM {schema}.put_schedules_in_force();
-    PERFORM {schema}.note_schedule('SCHEDULE_REMOVED', domain, p_name, before,
-        {schema}.schedule_settings(p_name), p_operator, p_reason, p_call);
+    PERFORM {schema}.end_change(change, 'SCHEDULE_REMOVED', ARRAY[domain]);
     RETURN NULL;
 END
 $$;
@@ -104,23 +74,18 @@ CREATE FUNCTION {schema}.pause_schedule(
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
-    before jsonb;
-    domain text;
+    change {schema}.change := {schema}.begin_change(
+        'schedule', p_name, p_operator, p_reason, p_call, p_again);
 BEGIN
-    PERFORM {schema}.begin_schedule_change();
-    before := {schema}.schedule_settings(p_name);
-    domain := before ->> 'domain';
-    IF domain IS NULL THEN
-        RETURN 'unknown';
-    ELSIF p_again AND {schema}.was_noted_of_schedule(p_name, p_call) THEN
-        RETURN NULL;
-    END IF;
+    CASE
+        WHEN change.is_made THEN RETURN NULL;
+        WHEN change.before IS NULL THEN RETURN 'unknown';
+        ELSE NULL;
+    END CASE;
     UPDATE {schema}.schedule s SET paused = p_paused WHERE s.name = p_name;
-    PERFORM {schema}.wake_at(s.check_at)
-    FROM {schema}.schedule s WHERE s.name = p_name AND s.next_tick IS NULL;
-    PERFORM {schema}.note_schedule(
-        CASE WHEN p_paused THEN 'SCHEDULE_PAUSED' ELSE 'SCHEDULE_RESUMED' END, domain, p_name,
-        before, {schema}.schedule_settings(p_name), p_operator, p_reason, p_call);
+    PERFORM {schema}.end_change(
+        change, CASE WHEN p_paused THEN 'SCHEDULE_PAUSED' ELSE 'SCHEDULE_RESUMED' END,
+        ARRAY[change.before ->> 'domain']);
     RETURN NULL;
 END
 $$;
