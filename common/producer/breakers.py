@@ -9,12 +9,21 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from cmdbus.breakers import COLUMNS, BreakerState, BreakerTerms, check_terms
-from cmdbus.checks import check_name, did_you_mean
-from cmdbus.errors import InvalidOperationError
+from cmdbus.checks import check_name
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.arguments import NOT_GIVEN, check_remark
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.records import AuditEvent
+from cmdbus.producer.refusals import Refusals
+
+_REFUSALS = Refusals(
+    "there is no breaker",
+    "cmdbus breaker list shows those that there are",
+    {
+        "unset": "nothing is set of the breaker {}: cmdbus breaker list (bus.breakers.list()) "
+        "shows what is"
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +174,8 @@ class BreakerOperations:
         found = self._connections.records(
             AuditEvent, connection, "read_breaker_audit", "monitor", **values
         )
-        if not found:
-            self._check_known(connection, name)
+        if not found and name not in (names := self._names(connection)):
+            raise _REFUSALS.unknown_error(name, names)
         return found
 
     def _steer(
@@ -185,20 +194,11 @@ class BreakerOperations:
         self, connection: CallersConnection | None, function: str, values: dict[str, Any]
     ) -> None:
         [refusal] = self._connections.row_once(connection, function, **values)
-        name = values["name"]
-        if refusal == "unknown":
-            self._check_known(connection, name)
-        if refusal == "unset":
-            raise InvalidOperationError(
-                f"nothing is set of the breaker {name}: cmdbus breaker list (bus.breakers.list()) "
-                f"shows what is"
-            )
+        if refusal is not None:
+            raise _REFUSALS.error(refusal, values["name"], lambda: self._names(connection))
 
-    def _check_known(self, connection: CallersConnection | None, name: str) -> None:
-        names = [each.name for each in self.list(connection=connection)]
-        if name not in names:
-            hint = did_you_mean(name, names) or "cmdbus breaker list shows those that there are"
-            raise InvalidOperationError(f"there is no breaker {name!r}: {hint}")
+    def _names(self, connection: CallersConnection | None) -> "list_[str]":
+        return [each.name for each in self.list(connection=connection)]
 
 
 # BreakerOperations.list hides the type in its class.

@@ -8,22 +8,26 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from cmdbus.checks import check_name, did_you_mean
-from cmdbus.errors import InvalidOperationError
+from cmdbus.checks import check_name
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.limits import FIELDS, Limit, check_setting, options_set, title
 from cmdbus.producer.arguments import NOT_GIVEN, check_remark
 from cmdbus.producer.connections import Connections
+from cmdbus.producer.refusals import Refusals
 
-#: Why a limit is not set or cleared, by what the schema's functions return.
-_REFUSALS = {
-    "concurrency": "{} is ordered, so its commands run one at a time: "
-    "set --unordered (ordered=False), too",
-    "burst": "{} has no rate, and a burst is about one: set the rate, too",
-    "on_trouble": "{} is not ordered, and on_trouble is about the order: "
-    "set --ordered (ordered=True), too",
-    "unset": "nothing is set of the limit {}: cmdbus limit list (bus.limits.list()) shows what is",
-}
+_REFUSALS = Refusals(
+    "no app declares a shared limit",
+    "cmdbus limit list shows those that are declared",
+    {
+        "concurrency": "{} is ordered, so its commands run one at a time: "
+        "set --unordered (ordered=False), too",
+        "burst": "{} has no rate, and a burst is about one: set the rate, too",
+        "on_trouble": "{} is not ordered, and on_trouble is about the order: "
+        "set --ordered (ordered=True), too",
+        "unset": "nothing is set of the limit {}: cmdbus limit list (bus.limits.list()) shows "
+        "what is",
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +106,13 @@ class LimitOperations:
         `reason`. Raises InvalidOperationError for a `name` that no app declares, and for what
         contradicts the rest of the limit.
         """
-        key, remarks = _key(domain, type, name), check_remark(operator, reason)
+        key, remark = _key(domain, type, name), check_remark(operator, reason)
         options = {"concurrency": concurrency, "rate": rate, "burst": burst}
         options |= {"ordered": ordered, "on_trouble": on_trouble, "fair": fair}
         given = {option: value for option, value in options.items() if value is not NOT_GIVEN}
         columns = check_setting(key, given)
-        values = {"name": key, "given": [*columns], **remarks, **columns}
-        self._change(connection, "set_limit", key, values)
+        values = {"name": key, "given": [*columns], **remark, **columns}
+        self._change(connection, "set_limit", values)
 
     def clear(
         self,
@@ -123,20 +127,22 @@ class LimitOperations:
         """Removes what is set of the limit of `domain` and `type`, or `name`: what apps declare
         holds again. Recorded with `operator` and `reason`. Raises InvalidOperationError if nothing
         is set."""
-        key = _key(domain, type, name)
-        values = {"name": key, **check_remark(operator, reason)}
-        self._change(connection, "clear_limit", key, values)
+        values = {"name": _key(domain, type, name), **check_remark(operator, reason)}
+        self._change(connection, "clear_limit", values)
 
     def _change(
-        self, connection: CallersConnection | None, function: str, key: str, values: dict[str, Any]
+        self, connection: CallersConnection | None, function: str, values: dict[str, Any]
     ) -> None:
         [refusal] = self._connections.row_once(connection, function, **values)
-        if refusal == "unknown":
-            names = [each.name for each in self.list(connection=connection) if each.declared]
-            hint = did_you_mean(key, names) or "cmdbus limit list shows those that are declared"
-            raise InvalidOperationError(f"no app declares a shared limit {key!r}: {hint}")
         if refusal is not None:
-            raise InvalidOperationError(_REFUSALS[refusal].format(title(key)))
+            raise _REFUSALS.error(refusal, values["name"], lambda: self._names(connection))
+
+    def _names(self, connection: CallersConnection | None) -> "list_[str]":
+        return [each.name for each in self.list(connection=connection) if each.declared]
+
+
+# LimitOperations.list hides the type in its class.
+list_ = list
 
 
 def _key(domain: str | None, type: str | None, name: str | None) -> str:

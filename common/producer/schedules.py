@@ -9,15 +9,23 @@ from itertools import islice
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from cmdbus.checks import check_name, check_whole, did_you_mean
-from cmdbus.errors import InvalidOperationError
+from cmdbus.checks import check_name, check_whole
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.arguments import check_remark
 from cmdbus.producer.connections import Connections
+from cmdbus.producer.refusals import Refusals
 from cmdbus.producer.requests import SendRules
 from cmdbus.schedules import ONE, Schedule, schedule_of, times_text
 from cmdbus.ticks import zone_of
 
+_REFUSALS = Refusals(
+    "there is no schedule",
+    "cmdbus schedule list shows those that there are",
+    {
+        "declared": "the schedule {} was not added: an app declares it, and a living node runs "
+        "its type; pause it, or take it out of the app"
+    },
+)
 #: The largest number of ticks that `next` returns.
 _MAX_NEXT = 1000
 
@@ -143,7 +151,7 @@ class ScheduleOperations:
         """Removes an added schedule, with its future ticks; if an app declares one of this name,
         that holds again. One that only apps declare is removed if no living node runs its type,
         and is back when an app that declares it starts again."""
-        self._change(connection, "remove_schedule", name, check_remark(operator, reason))
+        self._change(connection, "remove_schedule", _named(name, operator, reason))
 
     def pause(
         self,
@@ -154,8 +162,8 @@ class ScheduleOperations:
         connection: CallersConnection | None = None,
     ) -> None:
         """A paused schedule misses its ticks, also over restarts, until `resume`."""
-        values = {"paused": True, **check_remark(operator, reason)}
-        self._change(connection, "pause_schedule", name, values)
+        values = {**_named(name, operator, reason), "paused": True}
+        self._change(connection, "pause_schedule", values)
 
     def resume(
         self,
@@ -166,8 +174,8 @@ class ScheduleOperations:
         connection: CallersConnection | None = None,
     ) -> None:
         """Goes on with the next tick."""
-        values = {"paused": False, **check_remark(operator, reason)}
-        self._change(connection, "pause_schedule", name, values)
+        values = {**_named(name, operator, reason), "paused": False}
+        self._change(connection, "pause_schedule", values)
 
     def run(
         self,
@@ -179,13 +187,13 @@ class ScheduleOperations:
     ) -> UUID:
         """Sends the command of a schedule now, also of a paused one, and returns its id. It is no
         tick. Raises what `send` raises."""
-        values = {"name": check_name("name of a schedule", name), **check_remark(operator, reason)}
+        values = _named(name, operator, reason)
         command_id = uuid4()
         domain, key, *admission = self._connections.row_once(
             connection, "run_schedule", command_id=command_id, **values
         )
         if admission[0] == "unknown":
-            raise self._unknown(connection, name)
+            raise _REFUSALS.unknown_error(name, self._names(connection))
         self._check(domain, admission, key)
         return command_id
 
@@ -197,7 +205,7 @@ class ScheduleOperations:
         check_whole("count", count, 1, _MAX_NEXT)
         found = self._rows(connection, check_name("name of a schedule", name))
         if not found:
-            raise self._unknown(connection, name)
+            raise _REFUSALS.unknown_error(name, self._names(connection))
         schedule, zone = found[0].schedule, zone_of(found[0].timezone)
         ticks = schedule.ticks.after(found[0].present)
         return [tick.astimezone(zone) for tick in islice(ticks, count)]
@@ -207,22 +215,22 @@ class ScheduleOperations:
         return [*map(_Row._make, found)]
 
     def _change(
-        self, connection: CallersConnection | None, function: str, name: str, values: dict[str, Any]
+        self, connection: CallersConnection | None, function: str, values: dict[str, Any]
     ) -> None:
-        check_name("name of a schedule", name)
-        [refusal] = self._connections.row_once(connection, function, name=name, **values)
-        if refusal == "declared":
-            raise InvalidOperationError(
-                f"the schedule {name} was not added: an app declares it, and a living node runs "
-                f"its type; pause it, or take it out of the app"
-            )
+        [refusal] = self._connections.row_once(connection, function, **values)
         if refusal is not None:
-            raise self._unknown(connection, name)
+            raise _REFUSALS.error(refusal, values["name"], lambda: self._names(connection))
 
-    def _unknown(self, connection: CallersConnection | None, name: str) -> InvalidOperationError:
-        names = [row.name for row in self._rows(connection, None)]
-        hint = did_you_mean(name, names) or "cmdbus schedule list shows those that there are"
-        return InvalidOperationError(f"there is no schedule {name!r}: {hint}")
+    def _names(self, connection: CallersConnection | None) -> "list_[str]":
+        return [row.name for row in self._rows(connection, None)]
+
+
+# ScheduleOperations.list hides the type in its class.
+list_ = list
+
+
+def _named(name: str, operator: str | None, reason: str | None) -> dict[str, object]:
+    return {"name": check_name("name of a schedule", name), **check_remark(operator, reason)}
 
 
 class _Row(NamedTuple):

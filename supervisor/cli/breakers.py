@@ -1,6 +1,6 @@
 """`cmdbus breaker`: circuit breakers that apps declare, their states, and what operators change."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -9,15 +9,13 @@ import click
 
 from cmdbus.counting import seconds_text
 from cmdbus.supervisor.cli.options import audit_options, option
-from cmdbus.supervisor.cli.output import Shown, ago, audit_lines, state_text
-from cmdbus.supervisor.cli.session import UsageProblem, with_bus
+from cmdbus.supervisor.cli.output import Shown, ago, audit_lines, one_named, remark_text, state_text
+from cmdbus.supervisor.cli.session import UsageProblem, add_change, named_argument, with_bus
 from cmdbus.supervisor.cli.values import seconds, whole
 
 if TYPE_CHECKING:
     from cmdbus.producer.breakers import BreakerRecord
     from cmdbus.producer.bus import CommandBus
-
-_named = click.argument("named", metavar="NAME")
 
 
 @click.group(help="Show circuit breakers, open and close them, and change their terms.")
@@ -52,7 +50,7 @@ def list_(bus: "CommandBus") -> Shown:
       cmdbus breaker show stripe --limit 100
     """,
 )
-@_named
+@named_argument
 @option("--limit", type=click.IntRange(1, 1000), default=20, metavar="N", help="How many changes.")
 @with_bus
 def show_(bus: "CommandBus", named: str, limit: int) -> Shown:
@@ -63,45 +61,6 @@ def show_(bus: "CommandBus", named: str, limit: int) -> Shown:
         )
     audit = bus.breakers.audit(named)[-limit:]
     return {**asdict(found[0]), "audit": audit}, chain(_lines(found[0]), audit_lines(audit))
-
-
-def _steering(verb: str, text: str, example: str) -> Callable[[Any], Any]:
-    help_ = f"{text}\n\n\b\nExamples:\n  cmdbus breaker {verb} {example}\n"
-
-    def wrap(command: Callable[..., Shown]) -> Any:
-        return breaker.command(verb, help=help_)(_named(audit_options(with_bus(command))))
-
-    return wrap
-
-
-@_steering(
-    "open",
-    "Let no calls through, until an operator closes or resets the breaker.",
-    'stripe --reason "maintenance"',
-)
-def open_(bus: "CommandBus", named: str, **remark: Any) -> Shown:
-    bus.breakers.open(named, **remark)
-    return _changed(bus, named)
-
-
-@_steering(
-    "close",
-    "Let calls through again; failures open the breaker again.",
-    'stripe --reason "it is back"',
-)
-def close(bus: "CommandBus", named: str, **remark: Any) -> Shown:
-    bus.breakers.close(named, **remark)
-    return _changed(bus, named)
-
-
-@_steering(
-    "reset",
-    "Let calls through again, and forget the failures on record.",
-    "stripe",
-)
-def reset(bus: "CommandBus", named: str, **remark: Any) -> Shown:
-    bus.breakers.reset(named, **remark)
-    return _changed(bus, named)
 
 
 @breaker.command(
@@ -116,7 +75,7 @@ def reset(bus: "CommandBus", named: str, **remark: Any) -> Shown:
       cmdbus breaker set stripe --cooldown 5m --reason "they are slow to recover"
     """,
 )
-@_named
+@named_argument
 @option("--failures", metavar="N", parse=whole, help="Failures that open it.")
 @option("--window", metavar="TIME", parse=seconds, help="Time within which they count, like 60s.")
 @option("--cooldown", metavar="TIME", parse=seconds, help="Time until the first probe, like 30s.")
@@ -131,27 +90,60 @@ def set_(bus: "CommandBus", named: str, operator: str, reason: str | None, **ter
     return _changed(bus, named)
 
 
-@breaker.command(
-    help="""Remove what is set of a breaker: what apps declare holds again.
+def _changed(bus: "CommandBus", name: str) -> Shown:
+    """The breaker as it is now; one that no app declares may be forgotten."""
+    none = f"{name}: no breaker, as no app declares it"
+    return one_named(bus.breakers.list(), name, _lines, none)
+
+
+add_change(
+    breaker,
+    "open",
+    lambda bus: bus.breakers.open,
+    _changed,
+    """Let no calls through, until an operator closes or resets the breaker.
+
+    \b
+    Examples:
+      cmdbus breaker open stripe --reason "maintenance"
+    """,
+)
+add_change(
+    breaker,
+    "close",
+    lambda bus: bus.breakers.close,
+    _changed,
+    """Let calls through again; failures open the breaker again.
+
+    \b
+    Examples:
+      cmdbus breaker close stripe --reason "it is back"
+    """,
+)
+add_change(
+    breaker,
+    "reset",
+    lambda bus: bus.breakers.reset,
+    _changed,
+    """Let calls through again, and forget the failures on record.
+
+    \b
+    Examples:
+      cmdbus breaker reset stripe
+    """,
+)
+add_change(
+    breaker,
+    "clear",
+    lambda bus: bus.breakers.clear,
+    _changed,
+    """Remove what is set of a breaker: what apps declare holds again.
 
     \b
     Examples:
       cmdbus breaker clear stripe
     """,
 )
-@_named
-@audit_options
-@with_bus
-def clear(bus: "CommandBus", named: str, **remark: Any) -> Shown:
-    bus.breakers.clear(named, **remark)
-    return _changed(bus, named)
-
-
-def _changed(bus: "CommandBus", name: str) -> Shown:
-    """The breaker as it is now; None, if it was forgotten, as no app declares it."""
-    found = [record for record in bus.breakers.list() if record.name == name]
-    lines = _lines(found[0]) if found else iter([f"{name}: no breaker, as no app declares it"])
-    return found[0] if found else None, lines
 
 
 def _lines(record: "BreakerRecord") -> Iterator[str]:
@@ -165,9 +157,7 @@ def _lines(record: "BreakerRecord") -> Iterator[str]:
         yield "  declared  by no app"
     if record.set is not None:
         values = ", ".join(_term(name, value) for name, value in record.set.values.items())
-        reason = f": {record.set.reason}" if record.set.reason else ""
-        by = f"by {record.set.operator}, " if record.set.operator else ""
-        yield f"  set       {values}  {by}{ago(record.set.set_at)}{reason}"
+        yield f"  set       {values}  {remark_text(record.set, record.set.set_at)}"
 
 
 def _term(name: str, value: float) -> str:

@@ -9,7 +9,7 @@ import click
 
 from cmdbus.checks import did_you_mean
 from cmdbus.supervisor.cli.options import audit_options, option
-from cmdbus.supervisor.cli.output import Shown, ago
+from cmdbus.supervisor.cli.output import Shown, ago, remark_text
 from cmdbus.supervisor.cli.parameters import NO_LIMIT, limit, rate
 from cmdbus.supervisor.cli.session import UsageProblem, with_bus
 
@@ -141,9 +141,7 @@ def _lines(record: "LimitRecord") -> Iterator[str]:
         values = ", ".join(
             f"{name.replace('_', ' ')} {_text(value)}" for name, value in record.set.values.items()
         )
-        reason = f": {record.set.reason}" if record.set.reason else ""
-        by = f"by {record.set.operator}, " if record.set.operator else ""
-        yield f"  set       {values}  {by}{ago(record.set.set_at)}{reason}"
+        yield f"  set       {values}  {remark_text(record.set, record.set.set_at)}"
 
 
 def _scope(record: "LimitRecord") -> str:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, assert_never
 from uuid import UUID
 
 import click
@@ -24,6 +24,23 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", "CommandRecord", "ProcessRecord")
 R = TypeVar("R")
+
+
+class Remark(Protocol):
+    """Of the latest change."""
+
+    @property
+    def operator(self) -> str | None: ...
+    @property
+    def reason(self) -> str | None: ...
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
 
 #: The result of a command: the value for --json, and the lines for people.
 Shown = tuple[object, Iterable[str]]
@@ -106,6 +123,23 @@ def list_rows(
         return f"{line}  {record.domain}/{record.type}{end}"
 
     return list(map(row, records))
+
+
+def one_named(
+    records: Sequence[N], name: str, lines_of: Callable[[N], Iterable[str]], none: str
+) -> Shown:
+    """The record of this name; None, and the line `none`, if there is none."""
+    for record in records:
+        if record.name == name:
+            return record, lines_of(record)
+    return None, [none]
+
+
+def remark_text(remark: Remark, at: datetime) -> str:
+    """By whom something was changed, when and why."""
+    by = f"by {remark.operator}, " if remark.operator else ""
+    reason = f": {remark.reason}" if remark.reason else ""
+    return f"{by}{ago(at)}{reason}"
 
 
 def fact_lines(facts: Iterable[tuple[str, object]]) -> Iterator[str]:

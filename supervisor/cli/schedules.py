@@ -1,6 +1,6 @@
 """`cmdbus schedule`: commands that are sent at certain times."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -9,15 +9,13 @@ import click
 
 from cmdbus.counting import count_of
 from cmdbus.supervisor.cli.options import audit_options, option, time_option
-from cmdbus.supervisor.cli.output import Shown, ago, fact_lines
+from cmdbus.supervisor.cli.output import Shown, ago, fact_lines, one_named, remark_text
 from cmdbus.supervisor.cli.parameters import data, priority, span
-from cmdbus.supervisor.cli.session import UsageProblem, with_bus
+from cmdbus.supervisor.cli.session import UsageProblem, add_change, named_argument, with_bus
 
 if TYPE_CHECKING:
     from cmdbus.producer.bus import CommandBus
     from cmdbus.producer.schedules import ScheduleRecord
-
-_named = click.argument("named", metavar="NAME")
 
 
 @click.group(help="Show and change the schedules, which send commands at certain times.")
@@ -55,7 +53,7 @@ def list_(bus: "CommandBus") -> Shown:
       cmdbus schedule add sync mail Fetch --every 15m --data '{"box": 1}' --missed none
     """,
 )
-@_named
+@named_argument
 @click.argument("domain")
 @click.argument("type_", metavar="TYPE")
 @option("--cron", metavar="LINE", help='Like "0 3 * * *".')
@@ -82,65 +80,8 @@ def add(bus: "CommandBus", named: str, domain: str, type_: str, **more: Any) -> 
     return _changed(bus, named)
 
 
-def _steering(verb: str, help_: str) -> Callable[[Any], Any]:
-    """A command that takes a schedule's name and an operator's remark."""
-
-    def wrap(command: Callable[..., Shown]) -> Any:
-        return schedule.command(verb, help=help_)(_named(audit_options(with_bus(command))))
-
-    return wrap
-
-
-@_steering(
-    "remove",
-    """Remove an added schedule; if an app declares one of this name, that holds again.
-
-    One that only apps declare is removed if no living node runs its type.
-
-    \b
-    Examples:
-      cmdbus schedule remove sync --reason "the box is closed"
-      cmdbus schedule remove nightly --operator ann
-    """,
-)
-def remove(bus: "CommandBus", named: str, **remark: Any) -> Shown:
-    bus.schedules.remove(named, **remark)
-    return _changed(bus, named)
-
-
-@_steering(
-    "pause",
-    """Pause a schedule: it misses its ticks until `resume`.
-
-    \b
-    Examples:
-      cmdbus schedule pause nightly --reason "the warehouse moves"
-      cmdbus schedule pause sync --operator ann
-    """,
-)
-def pause(bus: "CommandBus", named: str, **remark: Any) -> Shown:
-    bus.schedules.pause(named, **remark)
-    return _changed(bus, named)
-
-
-@_steering(
-    "resume",
-    """Go on with the next tick of a schedule that was paused.
-
-    \b
-    Examples:
-      cmdbus schedule resume nightly --reason "the warehouse is back"
-      cmdbus schedule resume sync --operator ann
-    """,
-)
-def resume(bus: "CommandBus", named: str, **remark: Any) -> Shown:
-    bus.schedules.resume(named, **remark)
-    return _changed(bus, named)
-
-
-@_steering(
-    "run",
-    """Send the command of a schedule now, and print its id; its ticks stay as they are.
+@schedule.command(
+    help="""Send the command of a schedule now, and print its id; its ticks stay as they are.
 
     \b
     Examples:
@@ -148,6 +89,9 @@ def resume(bus: "CommandBus", named: str, **remark: Any) -> Shown:
       cmdbus schedule run sync --json | jq -r .command_id
     """,
 )
+@named_argument
+@audit_options
+@with_bus
 def run(bus: "CommandBus", named: str, **remark: Any) -> Shown:
     id_ = bus.schedules.run(named, **remark)
     return {"name": named, "command_id": id_}, [str(id_)]
@@ -163,7 +107,7 @@ def run(bus: "CommandBus", named: str, **remark: Any) -> Shown:
       cmdbus schedule next nightly --count 10 --json | jq -r .ticks[]
     """,
 )
-@_named
+@named_argument
 @option("--count", type=click.IntRange(1, 1000), default=5, metavar="N", help="How many.")
 @with_bus
 def next_(bus: "CommandBus", named: str, count: int) -> Shown:
@@ -173,10 +117,50 @@ def next_(bus: "CommandBus", named: str, count: int) -> Shown:
 
 
 def _changed(bus: "CommandBus", name: str) -> Shown:
-    """The schedule as it is now; None, if nothing is left of it."""
-    found = [record for record in bus.schedules.list() if record.name == name]
-    lines = _lines(found[0]) if found else iter([f"{name}: no schedule"])
-    return found[0] if found else None, lines
+    return one_named(bus.schedules.list(), name, _lines, f"{name}: no schedule")
+
+
+add_change(
+    schedule,
+    "remove",
+    lambda bus: bus.schedules.remove,
+    _changed,
+    """Remove an added schedule; if an app declares one of this name, that holds again.
+
+    One that only apps declare is removed if no living node runs its type.
+
+    \b
+    Examples:
+      cmdbus schedule remove sync --reason "the box is closed"
+      cmdbus schedule remove nightly --operator ann
+    """,
+)
+add_change(
+    schedule,
+    "pause",
+    lambda bus: bus.schedules.pause,
+    _changed,
+    """Pause a schedule: it misses its ticks until `resume`.
+
+    \b
+    Examples:
+      cmdbus schedule pause nightly --reason "the warehouse moves"
+      cmdbus schedule pause sync --operator ann
+    """,
+)
+add_change(
+    schedule,
+    "resume",
+    lambda bus: bus.schedules.resume,
+    _changed,
+    """Go on with the next tick of a schedule that was paused.
+
+    \b
+    Examples:
+      cmdbus schedule resume nightly --reason "the warehouse is back"
+      cmdbus schedule resume sync --operator ann
+    """,
+)
 
 
 def _lines(record: "ScheduleRecord") -> Iterator[str]:
@@ -215,11 +199,7 @@ def _declared(record: "ScheduleRecord") -> str | None:
 
 
 def _added(record: "ScheduleRecord") -> str | None:
-    if record.added is None:
-        return None
-    by = f"by {record.added.operator}, " if record.added.operator else ""
-    reason = f": {record.added.reason}" if record.added.reason else ""
-    return f"{by}{ago(record.added.added_at)}{reason}"
+    return None if record.added is None else remark_text(record.added, record.added.added_at)
 
 
 def _shown(time: datetime) -> str:

@@ -11,7 +11,7 @@ import click
 from cmdbus.checks import did_you_mean
 from cmdbus.counting import count_of
 from cmdbus.errors import CmdbusError, MissingRightError
-from cmdbus.supervisor.cli.options import database_options, option, stacked
+from cmdbus.supervisor.cli.options import audit_options, database_options, option, stacked
 from cmdbus.supervisor.cli.output import Shown, show_json, show_lines
 
 if TYPE_CHECKING:
@@ -140,3 +140,23 @@ def with_bus(command: Callable[..., Shown]) -> Any:
                 show_lines(lines)
 
     return run
+
+
+named_argument = click.argument("named", metavar="NAME")
+
+
+def add_change(
+    group: click.Group,
+    verb: str,
+    operation: "Callable[[CommandBus], Callable[..., object]]",
+    shown: "Callable[[CommandBus, str], Shown]",
+    help_: str,
+) -> None:
+    """Adds a command to `group` that takes a name and an operator's remark, and shows afterwards
+    what has the name."""
+
+    def change(bus: "CommandBus", named: str, **remark: Any) -> Shown:
+        operation(bus)(named, **remark)
+        return shown(bus, named)
+
+    group.command(verb, help=help_)(named_argument(audit_options(with_bus(change))))
