@@ -137,6 +137,48 @@ def test_a_part_that_fails_in_a_savepoint_is_undone_and_the_rest_commits(
     assert balances(application) == [98, 0, 3]
 
 
+OPEN_SAVEPOINTS: dict[str, Use] = {
+    "one": lambda session: session.begin_nested(),
+    "one in another": lambda session: [session.begin_nested(), session.begin_nested()],
+    "the connection's": lambda session: session.connection().begin_nested(),
+}
+
+
+@pytest.mark.parametrize("begin", OPEN_SAVEPOINTS.values(), ids=OPEN_SAVEPOINTS)
+def test_what_is_written_in_a_savepoint_that_is_left_open_commits_too(
+    application: str, bus: CommandBus, begin: Use
+) -> None:
+    def handle(command: Command, context: Context) -> None:
+        debit_one(context.session)
+        begin(context.session)
+        debit_one(context.session)
+
+    assert run_one(application, bus, handle).status == "COMPLETED"
+    assert balances(application) == [98, 0]
+
+
+def test_a_savepoint_of_a_session_is_one_for_raw_statements_too(
+    application: str, bus: CommandBus
+) -> None:
+    """From its beginning, also before the session has executed anything in it."""
+
+    def handle(command: Command, context: Context) -> None:
+        with pytest.raises(LookupError), context.session.begin_nested():
+            context.connection.execute("UPDATE account SET balance = 5")
+            raise LookupError("no such thing")
+        with context.session.begin_nested(), context.connection.transaction():
+            debit_one(context.session)
+            context.session.flush()
+
+    assert run_one(application, bus, handle).status == "COMPLETED"
+    assert balances(application) == [99, 0]
+
+
+def swallowed_error_in_an_open_savepoint(session: Session) -> None:
+    session.begin_nested()
+    swallowed_error_of_the_database(session)
+
+
 def swallowed_error_of_the_database(session: Session) -> None:
     session.add(Account(id=2, balance=1))
     with suppress(exc.IntegrityError):
@@ -173,6 +215,7 @@ def test_a_commit_of_the_sessions_transaction_is_refused(application: str, bus: 
     "spoil",
     [
         swallowed_error_of_the_database,
+        swallowed_error_in_an_open_savepoint,
         swallowed_error_of_a_listener,
         rolled_back_by_its_transaction,
     ],

@@ -54,6 +54,8 @@ class HandlerConnection(psycopg.Connection[Any]):
     _second: "HandlerConnection | None" = None
     #: The library that uses a second one has given up what it wrote.
     rolled_back = False
+    #: The execution ends: that library sends nothing more.
+    is_over = False
 
     def __del__(self, _: Any = None) -> None:
         """No leak: the session is the thread's."""

@@ -38,6 +38,11 @@ class HandlerDialect(PGDialect_psycopg):
         """After an error outside a savepoint. What was written must not be committed."""
         _driver(dbapi_connection).rolled_back = True
 
+    def do_rollback_to_savepoint(self, connection: Connection, name: str) -> None:
+        """Not at the end of an execution, for a savepoint that the handler has left open."""
+        if not _driver(connection.connection).is_over:
+            super().do_rollback_to_savepoint(connection, name)
+
     def do_close(self, dbapi_connection: Any) -> None:
         pass
 
@@ -53,7 +58,11 @@ class HandlerSession(Session):
     def begin(self, nested: bool = False) -> SessionTransaction:
         if not nested:
             _refuse("session.begin")
-        return super().begin(nested=True)
+        savepoint = super().begin(nested=True)
+        # SQLAlchemy makes it at the session's next statement, and not before one of
+        # `context.connection`.
+        self.connection()
+        return savepoint
 
     def commit(self) -> None:
         _refuse("session.commit")
@@ -83,7 +92,8 @@ class HandlerSession(Session):
 
     def finish(self) -> None:
         """Writes what is left, before the transaction commits."""
-        if self._driver.rolled_back:
+        savepoint = self.get_nested_transaction()
+        if self._driver.rolled_back or (savepoint is not None and not savepoint.is_active):
             raise TransientCommandError(
                 "TRANSACTION_ABORTED",
                 "the handler returned after an error had rolled back context.session: let the "
@@ -91,12 +101,18 @@ class HandlerSession(Session):
             )
         for _ in range(_MAX_FLUSHES):
             if self._is_clean():
-                return
+                break
             self.flush()
+        self._release_savepoints()
+
+    def _release_savepoints(self) -> None:
+        """Those that the handler has left open, as a commit does: closed, a session rolls back."""
+        while (savepoint := self.get_nested_transaction()) is not None:
+            savepoint.commit()
 
     def end(self) -> None:
         """Every later use is an error. Sends nothing."""
-        connection = self.bind
+        connection, self._driver.is_over = self.bind, True
         with suppress(Exception):  # Another thread is in the middle of something.
             super().close()
         if isinstance(connection, HandlerSideConnection):
