@@ -1,117 +1,36 @@
 """Which function handles which commands. The only way from a command to code."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
-from cmdbus.breakers import Breaker, BreakerDeclaration, DeclaredBreakers, check_bound, guarded
-from cmdbus.callables import check_callable, name_of
-from cmdbus.checks import check_name, check_options, check_seconds
+from cmdbus.breakers import Breaker, BreakerDeclaration, DeclaredBreakers
+from cmdbus.callables import name_of
+from cmdbus.checks import check_name
 from cmdbus.command import Command
 from cmdbus.declarations import Declarations
 from cmdbus.declared_schedules import DeclaredSchedules
 from cmdbus.errors import HandlerAlreadyRegisteredError
-from cmdbus.groups import MakeGroup
-from cmdbus.limits import Declaration, Limit, check_declared, handler_limit, shared_limit
+from cmdbus.handlers import Handler, HandlerFunction, HandlerOptions, make_handler
+from cmdbus.limits import Declaration, Limit, check_declared, shared_limit
 from cmdbus.process_hooks import H, ProcessHooks
-from cmdbus.retry import RetryPolicy
 from cmdbus.schedules import Schedule, ScheduleOptions
-from cmdbus.selection import check_tags, needs
-from cmdbus.typed_handlers import prepare, typed
+from cmdbus.selection import needs
+from cmdbus.typed_handlers import prepare
 
 if TYPE_CHECKING:
     from cmdbus.context import Context
 
-#: Called with the command and its context; returns the command's result.
-HandlerFunction = Callable[[Command[Any], "Context"], Any]
 F = TypeVar("F", bound=HandlerFunction)
 #: Also a method, before it has its instance.
 M = TypeVar("M", bound=HandlerFunction | Callable[[Any, Command[Any], "Context"], Any])
 
 _MARKS = "_cmdbus_marks"
-#: The options of a handler that make a limit of its own.
-_LIMIT_OPTIONS = ("concurrency", "rate", "burst", "ordered", "on_trouble", "fair")
-
-
-class HandlerOptions(TypedDict, total=False):
-    """What a handler may be registered with; None stands for the worker's default, or for no
-    limit. Limits hold for each key by itself, and for all commands of the type without one."""
-
-    timeout: float | None
-    #: Bounds one SQL statement in the handler's transaction.
-    statement_timeout: float | None
-    retry: RetryPolicy | None
-    #: Commands that may run at once, on all nodes.
-    concurrency: int | None
-    #: Starts in a time, like "100/min", and how many of them at once.
-    rate: str | None
-    burst: int | None
-    #: One at a time in the order of sending, retries included. While one is in troubleshooting,
-    #: `on_trouble` lets the others wait ("block", the default) or go on ("skip").
-    ordered: bool
-    on_trouble: str | None
-    #: Keys take turns.
-    fair: bool
-    #: Names of limits that the registry declares for several types.
-    limit: str | Sequence[str] | None
-    #: Only workers that have all of these tags claim its commands.
-    tags: Collection[str]
-    #: The name of a circuit breaker that the registry declares.
-    breaker: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Handler:
-    """A function with its options: see HandlerOptions."""
-
-    domain: str
-    type: str
-    function: HandlerFunction
-    _: KW_ONLY
-    timeout: float | None = None
-    statement_timeout: float | None = None
-    retry: RetryPolicy | None = None
-    own_limit: Limit | None = None
-    #: Names.
-    shared_limits: tuple[str, ...] = ()
-    tags: frozenset[str] = frozenset()
-    #: Its name.
-    breaker: str | None = None
-    #: The same for all types of a domain whose commands may be handled together.
-    group: MakeGroup | None = field(default=None, repr=False)
-    #: `retry`, or the default.
-    policy: RetryPolicy = field(init=False, repr=False)
-    #: `function`, inside the breaker if there is one, with its payload read if that has a type.
-    run: HandlerFunction = field(init=False, repr=False)
-
-    @property
-    def name(self) -> str:
-        """Of its type, as claims and limits name it."""
-        return f"{self.domain} {self.type}"
-
-    def __post_init__(self) -> None:
-        check_name("domain", self.domain)
-        check_name("type", self.type)
-        for name in ("timeout", "statement_timeout"):
-            if (seconds := getattr(self, name)) is not None:
-                check_seconds(f"{name} of {self.domain}/{self.type}", seconds)
-        if self.retry is not None and not isinstance(self.retry, RetryPolicy):
-            raise ValueError(f"retry must be a RetryPolicy, not {self.retry!r:.80}")
-        check_callable(self.function, f"the handler of {self.domain}/{self.type}")
-        tags = check_tags(f"tags of {self.domain}/{self.type}", self.tags)
-        object.__setattr__(self, "tags", frozenset(tags))
-        object.__setattr__(self, "policy", self.retry or RetryPolicy())
-        run = self.function
-        if self.breaker is not None:
-            run = guarded(run, check_bound(f"breaker of {self.domain}/{self.type}", self.breaker))
-        what = f"the handler of {self.domain}/{self.type}"
-        object.__setattr__(self, "run", typed(self.function, run, what))
 
 
 def handler(domain: str, type: str, **options: Unpack[HandlerOptions]) -> Callable[[M], M]:
     """Marks a method for `HandlerRegistry.register_instance`; the method stays as it is."""
     # A mistake is an error here; the method itself is checked once it has its instance.
-    _made(domain, type, lambda command, context: None, options)
+    make_handler(domain, type, lambda command, context: None, options)
 
     def mark(function: M) -> M:
         made = domain, type, options
@@ -150,7 +69,7 @@ class HandlerRegistry:
         """Registers the decorated function, and returns it unchanged."""
 
         def decorate(function: F) -> F:
-            self._add([_made(domain, type, function, options)])
+            self._add([make_handler(domain, type, function, options)])
             return function
 
         return decorate
@@ -162,7 +81,7 @@ class HandlerRegistry:
         function: HandlerFunction,
         **options: Unpack[HandlerOptions],
     ) -> None:
-        self._add([_made(domain, type, function, options)])
+        self._add([make_handler(domain, type, function, options)])
 
     def limit(
         self,
@@ -209,7 +128,7 @@ class HandlerRegistry:
     def register_instance(self, instance: object) -> None:
         """Registers the public methods marked with `handler`: all of them, or none."""
         found = [
-            _made(domain, type_, getattr(instance, name), options)
+            make_handler(domain, type_, getattr(instance, name), options)
             for name in dir(type(instance))
             if not name.startswith("_")
             # Looked up on the class: properties of the instance must not run.
@@ -330,27 +249,3 @@ class HandlerRegistry:
                 raise HandlerAlreadyRegisteredError(new.domain, new.type, name_of(present.function))
             added[new.domain, new.type] = new
         self._handlers = added
-
-
-def _made(domain: str, type: str, function: HandlerFunction, options: HandlerOptions) -> Handler:
-    check_options("a handler", options, HandlerOptions.__annotations__)
-    given: dict[str, Any] = dict(options)
-    names = given.pop("limit", None)
-    limits = {name: given.pop(name) for name in _LIMIT_OPTIONS if name in given}
-    return Handler(
-        domain,
-        type,
-        function,
-        own_limit=handler_limit(f"{domain}/{type}", **limits),
-        shared_limits=_limit_names(names),
-        **given,
-    )
-
-
-def _limit_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    if names is None:
-        return ()
-    listed = [names] if isinstance(names, str) else names
-    if not isinstance(listed, list | tuple):
-        raise ValueError(f"limit must be a limit's name or a list of names, not {names!r:.80}")
-    return tuple(dict.fromkeys(check_name("limit", name) for name in listed))

@@ -5,7 +5,7 @@ from uuid import UUID
 from handlers import connect
 from queries import rows
 from sqlalchemy import ForeignKey
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 TABLES = """
 CREATE TABLE account (id int PRIMARY KEY, balance int NOT NULL CHECK (balance >= 0));
@@ -42,6 +42,10 @@ class Entry(Base):
 def make_tables(dsn: str) -> None:
     with connect(dsn) as connection:
         connection.execute(TABLES)
+
+
+def debit_one(session: Session) -> None:
+    session.get_one(Account, 1).balance -= 1
 
 
 def balances(dsn: str) -> list[int]:

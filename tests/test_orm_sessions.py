@@ -5,18 +5,14 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from eventually import eventually
-from fleet import Fleet, kill, write_app
 from forks import result_of_child
-from handlers import ONCE, SOON, Gate, connect, handling, pool_of, run, running
-from orm import Account, Entry, amounts, balances, make_tables
+from handlers import ONCE, handling, pool_of, run, running
+from orm import Account, Entry, amounts, balances, debit_one, make_tables
 from psycopg.rows import dict_row
-from queries import rows
 from sqlalchemy import event, exc, func, insert, select, text, update
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import DetachedInstanceError
@@ -80,10 +76,6 @@ def test_what_a_session_writes_commits_with_the_command(application: str, bus: C
 
     assert run_one(application, bus, fail).error_code == "LookupError"
     assert balances(application) == [70, 30]
-
-
-def debit_one(session: Session) -> None:
-    session.get_one(Account, 1).balance -= 1
 
 
 ENDINGS: dict[str, Use] = {
@@ -334,84 +326,6 @@ def test_the_limits_of_a_transaction_grow_for_its_session_too(
     assert run_one(application, bus, handle).result == [125, 225]
 
 
-@pytest.mark.parametrize("spoil", [lambda session: None, debit_one])
-def test_an_outage_is_recognised_behind_the_errors_of_sqlalchemy(
-    application: str, bus: CommandBus, spoil: Use
-) -> None:
-    """In a flush, and where the handler has swallowed that error and meets the next one."""
-    seen: list[int] = []
-
-    def handle(command: Command, context: Context) -> None:
-        seen.append(context.attempt)
-        session = context.session
-        debit_one(session)
-        if len(seen) == 1:
-            pid = session.scalar(text("SELECT pg_backend_pid()"))
-            with connect(application) as other:
-                other.execute("SELECT pg_terminate_backend(%s)", [pid])
-            if spoil is not debit_one:
-                session.get_one(Account, 2)
-            with suppress(exc.OperationalError):
-                debit_one(session)
-                session.flush()
-            session.get_one(Account, 2)
-
-    with running(application, handling(handle, retry=SOON), concurrency=1):
-        record = bus.wait("payments", bus.send("payments", "Debit"), 10)
-    assert (record.status, record.attempts, seen) == ("COMPLETED", 1, [1, 1])
-    events = bus.audit("payments", record.command_id)
-    assert {event.code for event in events} == {None, "DATABASE_AWAY"}
-    assert balances(application) == [99, 0]
-
-
-def test_a_deadlock_charges_the_command_as_with_raw_statements(
-    application: str, bus: CommandBus
-) -> None:
-    def lock_other_way(first: int, second: int) -> None:
-        with psycopg.connect(application) as other:
-            lock = "SELECT FROM account WHERE id = %s FOR UPDATE"
-            other.execute("SET deadlock_timeout = '10s'")
-            other.execute(lock, [first])
-            gate.open.set()
-            other.execute(lock, [second])
-
-    gate = Gate()
-    threads: list[threading.Thread] = []
-
-    def handle(command: Command, context: Context) -> None:
-        session = context.session
-        session.execute(text("SET LOCAL deadlock_timeout = '50ms'"))
-        session.get_one(Account, 1, with_for_update=True)
-        if context.attempt == 1:
-            threads.append(threading.Thread(target=lock_other_way, args=(2, 1)))
-            threads[0].start()
-            assert gate.open.wait(10)
-        session.get_one(Account, 2, with_for_update=True)
-
-    with running(application, handling(handle, retry=SOON)):
-        record = bus.wait("payments", bus.send("payments", "Debit"), 10)
-    threads[0].join(10)
-    assert (record.status, record.attempts) == ("COMPLETED", 2)
-    events = bus.audit("payments", record.command_id)
-    assert "OperationalError" in {event.code for event in events}
-
-
-def test_a_statement_that_a_migration_has_invalidated_charges_nothing(
-    application: str, bus: CommandBus
-) -> None:
-    def handle(command: Command, context: Context) -> None:
-        for _ in range(6):
-            context.session.execute(text("SELECT * FROM account")).all()
-
-    with running(application, handling(handle, retry=SOON), concurrency=1):
-        bus.wait("payments", bus.send("payments", "Debit"), 10)
-        with connect(application) as connection:
-            connection.execute("ALTER TABLE account ADD COLUMN name text")
-        record = bus.wait("payments", bus.send("payments", "Debit"), 10)
-    assert (record.status, record.attempts) == ("COMPLETED", 1)
-    assert "PLAN_CHANGED" in {e.code for e in bus.audit("payments", record.command_id)}
-
-
 def test_a_session_opens_no_session_of_the_database(application: str, bus: CommandBus) -> None:
     """Whatever rows the application's pool makes."""
 
@@ -448,38 +362,3 @@ def test_a_worker_loads_no_sqlalchemy_by_itself() -> None:
         timeout=20,
     )
     assert done.stdout.strip() == "[]"
-
-
-#: Sessions in a fleet whose processes are killed: each command changes rows of two tables.
-APP = """
-import time
-from cmdbus import RetryPolicy
-from fleet_app import registry as registry
-from orm import Account, Entry
-
-@registry.handler("shop", "Transfer", retry=RetryPolicy(max_attempts=9, backoff=(0.05,)))
-def transfer(command, context):
-    session = context.session
-    account = session.get_one(Account, command.data, with_for_update=True)
-    account.balance += 1
-    session.flush()
-    time.sleep(0.002)
-    session.add(Entry(account=account, amount=1, command_id=command.command_id))
-"""
-
-
-@pytest.mark.fleet(started=False, threads=2)
-def test_rows_equal_completed_commands_when_processes_are_killed(
-    fleet: Fleet, application: str, tmp_path: Path
-) -> None:
-    write_app(tmp_path, APP)
-    fleet.start()
-    fleet.wait_until_ready()
-    ids = [id for number in (1, 2) for id in fleet.send("Transfer", 150, data=number)]
-    eventually(lambda: len(amounts(application)) > 20)
-    pids = fleet.pids()
-    kill(pids.values())
-    fleet.await_completions(len(ids), within=30)
-    done = [id for (id,) in rows(application, "SELECT command_id FROM entry")]
-    assert sorted(done) == sorted(ids)
-    assert balances(application) == [250, 150]

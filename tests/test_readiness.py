@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from cmdbus.database.connect_errors import classify
+from cmdbus.handlers import Handler
 from cmdbus.readiness import Check, Finding, worst
-from cmdbus.registry import Handler
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.boot import budget, effective
 from cmdbus.worker.boot.budget import Limit, Need

@@ -1,6 +1,5 @@
 """What each kind of role may do, and what it may not."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -13,10 +12,8 @@ from psycopg.conninfo import make_conninfo
 from queries import move_to_troubleshooting
 from roles import refused, role
 
-from cmdbus import CommandBus, QueueFullError, SchemaError, SendRequest
-from cmdbus.database.schema import install
+from cmdbus import CommandBus, QueueFullError, SendRequest
 from cmdbus.database.statements import statement
-from cmdbus.errors import MissingRightError
 
 SENDERS = [
     *("domain", "priority", "command_id", "type", "data", "correlation_id", "reply_to"),
@@ -330,40 +327,3 @@ def test_a_monitor_counts_with_the_operators_command(dsn: str) -> None:
             assert "that roles of the kind operator have: use one of them" in done.stderr
             assert done.stderr.startswith(f"Error: role '{name}' lacks a right (permission denied")
             assert done.stderr.endswith(grant) and len(done.stderr) < 280
-
-
-@pytest.mark.parametrize(
-    ("kind", "call"),
-    [
-        ("producer", lambda bus: bus.send("payments", "Debit")),
-        ("producer", lambda bus: bus.send_many([SendRequest("payments", "Debit")])),
-        ("producer", lambda bus: bus.cancel("payments", uuid4())),
-        ("operator", lambda bus: bus.cancel_all("payments")),
-        ("operator", lambda bus: bus.query()),
-        ("monitor", lambda bus: bus.domains()),
-        ("monitor", lambda bus: bus.troubleshooting.summary()),
-    ],
-)
-def test_a_missing_right_names_the_role_and_the_one_option_that_grants_it(
-    dsn: str, kind: str, call: Callable[[CommandBus], object]
-) -> None:
-    name = f"cmdbus_test_nothing_{uuid4().hex[:8]}"
-    with connect(dsn) as admin:
-        admin.execute(f"CREATE ROLE {name}".encode())
-        try:
-            missing = pytest.raises(MissingRightError, match=rf"role '{name}' lacks a right")
-            with (
-                CommandBus(make_conninfo(dsn, options=f"-c role={name}")) as bus,
-                missing as raised,
-            ):
-                call(bus)
-            assert str(raised.value).endswith(f" run cmdbus init --{kind} {name}")
-        finally:
-            admin.execute(f"DROP ROLE {name}".encode())
-
-
-def test_rights_cannot_be_granted_to_a_role_that_is_not_there(dsn: str) -> None:
-    with pytest.raises(SchemaError, match="there is no role 'nobody_here'"):
-        install(dsn, grants={"worker": ["nobody_here"]})
-    with pytest.raises(ValueError, match="no kind of role 'king'"):
-        install(dsn, grants={"king": ["postgres"]})

@@ -12,13 +12,13 @@ from cmdbus.command import Command
 from cmdbus.context import Context
 from cmdbus.database.pool import Connection
 from cmdbus.errors import NotHereError
+from cmdbus.handlers import Handler
 from cmdbus.processes import batch_steps
 from cmdbus.processes.advancing import Process
 from cmdbus.processes.batch_steps import BATCH
 from cmdbus.processes.transition import ProcessRow, Transition
 from cmdbus.producer.process_records import ProcessStatus
 from cmdbus.producer.store import Store
-from cmdbus.registry import Handler
 from cmdbus.reply import Reply, reply_fields
 
 if TYPE_CHECKING:

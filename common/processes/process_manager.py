@@ -6,10 +6,10 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from cmdbus.errors import PermanentCommandError
+from cmdbus.handlers import Handler
 from cmdbus.processes.handlers import ProcessHandlers
 from cmdbus.processes.managers import check_manager
 from cmdbus.producer.requests import SendRequest
-from cmdbus.registry import Handler
 from cmdbus.reply import Reply
 
 S = TypeVar("S")

@@ -10,8 +10,8 @@ from statistics import median
 from benches.comparison import Comparison, Found, Place
 from benches.fleet import TYPE, compute, fleet, sleep, sleep_and_compute
 from benches.yard import Yard, commands, yard
+from cmdbus.handlers import HandlerFunction
 from cmdbus.proc import usable_cpus
-from cmdbus.registry import HandlerFunction
 
 _PROCESSES, _LEAST, _MOST = 2, 1, 32
 _FIXED = (1, 2, 4, 8, 16, 32)

@@ -19,7 +19,8 @@ from lab.instances import Instance, InstanceOptions, end
 from benches import cpu
 from cmdbus.command import Command
 from cmdbus.context import Context
-from cmdbus.registry import HandlerFunction, HandlerRegistry
+from cmdbus.handlers import HandlerFunction
+from cmdbus.registry import HandlerRegistry
 
 #: The domain of what fleets run, and the type of the commands that are measured.
 DOMAIN, TYPE = "working", "Work"

@@ -17,8 +17,8 @@ from benches.fleet import DOMAIN, TYPE, Fleet, fleet, nothing, show_start, sleep
 from benches.waiting import REST_S, SEND_TO_START, idle_windows
 from benches.yard import BARE, DATA, Drained, Yard, commands, part, rates_and_cpu, yard
 from cmdbus.database import schema
+from cmdbus.handlers import HandlerFunction
 from cmdbus.producer.requests import SendRequest
-from cmdbus.registry import HandlerFunction
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import ClaimRequest, LaneRequest
 from cmdbus.worker.claims.claim_statements import ClaimStatements

@@ -10,9 +10,9 @@ from benches.comparison import Comparison, Found, Place, rate_of
 from benches.crews import Crew, crew
 from benches.fleet import DOMAIN, TYPE, Fleet, fleet, nothing, show_start, sleep
 from benches.yard import DATA, Yard, commands, yard
+from cmdbus.handlers import HandlerFunction
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.ids import new_id
-from cmdbus.registry import HandlerFunction
 
 SLOW = "Slow"
 

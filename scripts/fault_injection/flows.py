@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from cmdbus import ProcessManager, Reply, RetryPolicy, SendRequest
-from cmdbus.registry import Handler
+from cmdbus.handlers import Handler
 
 FLOWS, FLOW = "flows", "Flow"
 #: Of the third step: some of its commands take longer.

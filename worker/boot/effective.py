@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from cmdbus.handlers import Handler
 from cmdbus.readiness import Check, Finding
-from cmdbus.registry import Handler
 from cmdbus.timeouts import Timeouts
 
 _NAME = "timeouts"

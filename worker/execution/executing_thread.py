@@ -2,7 +2,7 @@
 
 from typing import Protocol, TypeVar
 
-from cmdbus.registry import Handler
+from cmdbus.handlers import Handler
 from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.claims.claim import Connection
 

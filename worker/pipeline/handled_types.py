@@ -2,7 +2,8 @@
 the counters, and how long its runs take. No clock inside."""
 
 from cmdbus.board.seats import Seat
-from cmdbus.registry import Handler, HandlerRegistry
+from cmdbus.handlers import Handler
+from cmdbus.registry import HandlerRegistry
 from cmdbus.timeouts import Timeouts
 
 #: Seconds of a run below which a type is quick: it is claimed ahead of the threads.
