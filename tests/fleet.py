@@ -7,8 +7,7 @@ import os
 import resource
 import signal
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ import psutil
 import psycopg
 from eventually import eventually
 from lab.supervisor import Supervisor
+from sent_commands import SentCommands
 
-from cmdbus import CommandBus, SendRequest
 from cmdbus.board.records import Role
 from cmdbus.board.views import BoardView, SeatView
 
@@ -35,22 +34,19 @@ LADDER = {
 _TESTS = Path(__file__).parent
 
 
-class Fleet(Supervisor):
+class Fleet(Supervisor, SentCommands):
     """A supervisor of `place`, where its application is; not started yet."""
 
     def __init__(self, dsn: str, path: Path, options: Mapping[str, object]) -> None:
-        self.dsn = dsn
+        SentCommands.__init__(self, dsn)
         self.place = path
         self.options = {**LADDER, "app": "shop:registry", "procs": 2, "threads": 4, **options}
         name = str(self.options.setdefault("name", "cmdbus"))
         log = path / f"{name}.{len(list(path.glob('*.log')))}.log"
-        super().__init__(name, path / "run", log)
+        Supervisor.__init__(self, name, path / "run", log)
         self.program = [str(Path(sys.executable).with_name("cmdbus-supervise"))]
         #: Sessions of processes that were started; each supervisor has one.
         self._sessions: list[int] = []
-        self._connection: psycopg.Connection | None = None
-        #: By DSN. Kept, as a test sends about ten times, and a session costs 10 ms.
-        self._buses: dict[str, CommandBus] = {}
 
     def start(self, *, stderr: int | None = None, shell: str = "") -> None:
         """`shell`: what a shell says before it becomes the supervisor, by exec "$@"."""
@@ -173,11 +169,6 @@ class Fleet(Supervisor):
     def logged(self, text: str) -> list[str]:
         return [message for message in self.messages() if text in message]
 
-    def await_completions(self, count: int, within: float = 20.0) -> None:
-        """Of all that was ever sent."""
-        completed = "SELECT count(*) FROM cmdbus.command WHERE status = 'COMPLETED'"
-        eventually(lambda: self.query(completed)[0][0] >= count, within)
-
     def await_saying(self, text: str, count: int = 1, within: float = 20.0) -> list[str]:
         eventually(lambda: len(self.logged(text)) >= count, within)
         return self.logged(text)
@@ -199,18 +190,6 @@ class Fleet(Supervisor):
         text = self.log.read_text(errors="replace")
         return text[: text.rfind("\n") + 1].splitlines()
 
-    # What the database has.
-
-    def send(self, type: str, count: int = 1, data: object = None, **more: Any) -> list[UUID]:
-        if self.dsn not in self._buses:
-            self._buses[self.dsn] = CommandBus(self.dsn)
-        requests = [SendRequest("shop", type, data, **more) for _ in range(count)]
-        return self._buses[self.dsn].send_many(requests)
-
-    def _close_buses(self) -> None:
-        while self._buses:
-            self._buses.popitem()[1].close()
-
     def start_gates(self, count: int) -> list[UUID]:
         """Commands that all run, until `open_gate`."""
         ids = self.send("Gate", count, data="open")
@@ -219,74 +198,6 @@ class Fleet(Supervisor):
 
     def open_gate(self) -> None:
         (self.place / "open").touch()
-
-    def query(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-        cursor = self._connected().execute(statement.encode(), parameters)
-        return cursor.fetchall() if cursor.description else []
-
-    def _connected(self) -> psycopg.Connection:
-        """A connection that is kept, as a wait asks a hundred times a second; a new one after a
-        restart of the server."""
-        with suppress(psycopg.OperationalError):
-            if self._connection is not None:
-                self._connection.execute("SELECT 1")
-                return self._connection
-        self._disconnect()
-        self._connection = psycopg.connect(
-            self.dsn, autocommit=True, application_name="test", prepare_threshold=None
-        )
-        return self._connection
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def outcomes(self, ids: Sequence[UUID]) -> Counter[tuple[str, int]]:
-        """How many there are of each status and number of attempts."""
-        query = "SELECT status, attempts FROM cmdbus.command WHERE command_id = ANY (%s)"
-        rows = self._connected().execute(query, [list(ids)], prepare=True)  # planning takes 2 ms
-        return Counter((str(status), attempts) for status, attempts in rows)
-
-    def await_outcomes(
-        self, ids: Sequence[UUID], expected: Mapping[tuple[str, int], int], within: float = 20.0
-    ) -> None:
-        seen: Counter[tuple[str, int]] = Counter()
-
-        def there() -> bool:
-            nonlocal seen
-            seen = self.outcomes(ids)
-            return seen == expected
-
-        try:
-            eventually(there, within)
-        except AssertionError:
-            raise AssertionError(f"after {within:g} s: {dict(seen)}") from None
-
-    def await_all_completed(self, ids: Sequence[UUID], within: float = 20.0) -> None:
-        """Whatever the number of their attempts."""
-        eventually(lambda: {status for status, _ in self.outcomes(ids)} == {"COMPLETED"}, within)
-
-    def await_completed(self, ids: Sequence[UUID], within: float = 20.0) -> None:
-        """Each with one attempt."""
-        self.await_outcomes(ids, {("COMPLETED", 1): len(ids)}, within)
-
-    def effects(self, ids: Sequence[UUID]) -> Counter[int]:
-        """The number of commands by their number of effects."""
-        rows = self.query(
-            "SELECT count(e.command_id) FROM unnest(%s::uuid[]) c (id)"
-            " LEFT JOIN effect e ON e.command_id = c.id GROUP BY c.id",
-            list(ids),
-        )
-        return Counter(count for (count,) in rows)
-
-    def trouble(self, id: UUID) -> tuple[str, str, dict[str, Any]]:
-        """Code, message and details of the event that brought it to troubleshooting."""
-        with CommandBus(self.dsn) as bus:
-            record = bus.get("shop", id)
-            event = bus.audit("shop", id)[-1]
-        assert record is not None and record.status == "IN_TROUBLESHOOTING_QUEUE", record
-        return str(record.error_code), str(record.error_message), dict(event.details or {})
 
     def living(self) -> list[int]:
         """Processes of the supervisor's session, zombies not counted."""
@@ -303,7 +214,7 @@ class Fleet(Supervisor):
         assert not tracebacks, tracebacks
         others = [line for line in self._lines() if _event(line) is None]
         assert not [line for line in others if "Traceback" in line]
-        self._close_buses()
+        self.close_buses()
         if not alone:
             return
         sessions = (
@@ -321,8 +232,7 @@ class Fleet(Supervisor):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.close_board()
-        self._close_buses()
-        self._disconnect()
+        self.disconnect()
 
 
 @contextmanager
