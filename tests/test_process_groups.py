@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -72,13 +73,13 @@ def moved(bus: CommandBus, ids: list[UUID]) -> bool:
 
 def test_replies_to_several_processes_share_a_transaction(dsn: str, bus: CommandBus) -> None:
     """Where threads wait for a CPU, each may take one reply: then others are tried."""
-    transactions = []
+    transactions: list[int] = []
     while len(transactions) < 5 and min(transactions, default=COUNT) == COUNT:
         manager = Watched()
         with replied(dsn, bus, manager) as ids:
             bus.resume("trips")
-            eventually(lambda ids=ids: moved(bus, ids))
-            eventually(lambda ids=ids: are_completed(bus, ids))
+            eventually(partial(moved, bus, ids))
+            eventually(partial(are_completed, bus, ids))
         transactions.append(rows(dsn, TRANSACTIONS, ids)[0][0])
         assert set(manager.calls.values()) == {1}
     assert min(transactions) < COUNT
