@@ -41,7 +41,7 @@ class HandlerDialect(PGDialect_psycopg):
     def do_rollback_to_savepoint(self, connection: Connection, name: str) -> None:
         """Not at the end of an execution, for a savepoint that the handler has left open."""
         if not _driver(connection.connection).is_over:
-            super().do_rollback_to_savepoint(connection, name)
+            super().do_rollback_to_savepoint(connection, name)  # type: ignore[no-untyped-call]
 
     def do_close(self, dbapi_connection: Any) -> None:
         pass
