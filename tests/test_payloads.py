@@ -3,6 +3,7 @@ type is refused with its place."""
 
 import math
 import random
+import typing
 from collections.abc import Callable, Iterable
 from dataclasses import InitVar, asdict, dataclass, field
 from datetime import date, datetime, time, timedelta
@@ -253,10 +254,39 @@ def test_a_type_may_contain_itself_and_one_that_does_not_exist_is_a_name_error()
     class Lost(TypedDict):
         found: "Nowhere"  # type: ignore[name-defined]  # noqa: F821
 
-    with pytest.raises(NameError, match="Nowhere"):
-        reader_of(Lost)
+    class Wrong(pydantic.BaseModel):
+        found: "Nowhere"  # type: ignore[name-defined]  # noqa: F821
+
+    @pydantic.dataclasses.dataclass
+    class WrongToo:
+        found: "Nowhere"  # type: ignore[name-defined]  # noqa: F821
+
+    for lost in (Lost, Wrong, list[Wrong], WrongToo):
+        with pytest.raises(NameError, match=r"^name 'Nowhere' is not defined$"):
+            reader_of(lost)
 
 
-@pytest.mark.parametrize("kind", [list[int], Iterable[int], tuple[int, ...]])
+# A user's module, in which a model comes before one that it names.
+class Basket(pydantic.BaseModel):
+    first: "Item"
+
+
+class Item(pydantic.BaseModel):
+    name: str
+
+
+def test_a_model_of_pydantic_may_name_one_that_is_defined_after_it() -> None:
+    assert read(Basket, {"first": {"name": "tea"}}) == Basket(first=Item(name="tea"))
+
+
+def test_dicts_of_typing_may_stand_without_brackets() -> None:
+    for kind in (typing.Dict, typing.Mapping):  # noqa: UP006
+        assert read(kind, {"a": [1]}) == {"a": [1]}
+
+
+LISTS = [list[int], Iterable[int], tuple[int, ...], typing.List, typing.Tuple]  # noqa: UP006
+
+
+@pytest.mark.parametrize("kind", LISTS)
 def test_lists_are_read_by_all_their_names(kind: Callable[..., object]) -> None:
     assert [*read(kind, [1, 2])] == [1, 2]

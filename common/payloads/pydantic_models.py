@@ -20,8 +20,10 @@ def dump(value: Any) -> Any:
 
 
 def pydantic_reader(kind: type) -> Reader:
+    """A NameError if a type that the model names does not exist yet."""
     from pydantic import ValidationError
 
+    _complete(kind)
     adapter = _adapter(kind)
 
     def read(data: Any) -> Any:
@@ -32,6 +34,21 @@ def pydantic_reader(kind: type) -> Reader:
             raise _mismatch(error) from None
 
     return read
+
+
+def _complete(kind: Any) -> None:
+    if kind.__pydantic_complete__:
+        return
+    from pydantic import PydanticUndefinedAnnotation
+    from pydantic.dataclasses import is_pydantic_dataclass, rebuild_dataclass
+
+    try:
+        if is_pydantic_dataclass(kind):
+            rebuild_dataclass(kind)
+        else:
+            kind.model_rebuild()
+    except PydanticUndefinedAnnotation as error:
+        raise NameError(f"name {error.name!r} is not defined", name=error.name) from None
 
 
 @lru_cache(maxsize=1024)

@@ -1,6 +1,7 @@
 """Makes the reader of a type, once, so that reading looks at no types any more. Pure."""
 
 import types
+import typing
 from collections import abc
 from enum import Enum
 from typing import (
@@ -31,6 +32,8 @@ from cmdbus.payloads.scalars import SCALARS, as_is
 
 _LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)
 _DICTS = (dict, abc.Mapping, abc.MutableMapping)
+#: Those of typing may stand without brackets. Its arguments are those of the empty one.
+_BARE_TUPLE: Any = typing.Tuple  # noqa: UP006
 
 
 def reader_of(kind: Any) -> Reader:
@@ -57,14 +60,16 @@ class _Readers:
             return literal_reader(args)
         if origin in (Union, types.UnionType):
             return self._union(args)
-        if kind is tuple:
+        if kind in (tuple, _BARE_TUPLE):
             return tuple_reader(as_is)
         if origin is tuple:
             return self._tuple(args)
         if origin in _LISTS:
-            return list_reader(self.of(args[0]))
+            [of_item] = args or (Any,)
+            return list_reader(self.of(of_item))
         if origin in _DICTS:
-            return dict_reader(self._key(args[0], kind), self.of(args[1]))
+            key, of_value = args or (str, Any)
+            return dict_reader(self._key(key, kind), self.of(of_value))
         if isinstance(kind, type) and issubclass(kind, Enum):
             return enum_reader(kind)
         if is_pydantic(kind):
