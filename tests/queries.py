@@ -30,6 +30,16 @@ def rows(dsn: str, query: str, *values: object) -> list[tuple[Any, ...]]:
         return connection.execute(query.encode(), values or None).fetchall()
 
 
+def counts(dsn: str) -> dict[str, int]:
+    """The number of rows of each table, of the bus and of the application."""
+    query = """
+        SELECT relname, (xpath('/row/count/text()', query_to_xml(
+            format('SELECT count(*) FROM %s', oid::regclass), false, true, '')))[1]::text::int
+        FROM pg_class WHERE relkind IN ('r', 'p') AND NOT relispartition
+            AND relnamespace IN ('cmdbus'::regnamespace, 'public'::regnamespace)"""
+    return dict(rows(dsn, query))
+
+
 def count(connection: psycopg.Connection, table: str) -> int:
     return int(scalar(connection, f"SELECT count(*) FROM {table}"))
 

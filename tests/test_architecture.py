@@ -16,7 +16,12 @@ from uuid import UUID
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"cmdbus": "common", "cmdbus.worker": "worker", "cmdbus.supervisor": "supervisor"}
+PACKAGES = {
+    "cmdbus": "common",
+    "cmdbus.worker": "worker",
+    "cmdbus.supervisor": "supervisor",
+    "cmdbus.testing": "worker/testing",
+}
 #: The floor plan: each room, and the rooms that it may import.
 SHARED = ["cmdbus"]
 FLOOR_PLAN = {
@@ -53,6 +58,10 @@ FLOOR_PLAN |= {
     "cmdbus.worker.boot": [
         *[*COMMON, CLAIMS, PROBES, "cmdbus.worker", STEWARD],
     ],
+    "cmdbus.testing": [
+        *[*COMMON, "cmdbus.embedded", "cmdbus.worker"],
+        *[CLAIMS, BREAKERS, EXECUTION, PIPELINE, STEWARD, WAITING],
+    ],
     "cmdbus.supervisor": [*SHARED, "cmdbus.board"],
     "cmdbus.supervisor.cli": [*SHARED, "cmdbus.board", "cmdbus.supervisor"],
     "cmdbus.worker.demo": [
@@ -63,7 +72,7 @@ FLOOR_PLAN |= {
 DATABASE_ROOMS = {
     *["cmdbus.asynchronous", "cmdbus.context", "cmdbus.database", "cmdbus.integrations"],
     *["cmdbus.producer", "cmdbus.processes"],
-    *[room for room in FLOOR_PLAN if room.startswith("cmdbus.worker")],
+    *[room for room in FLOOR_PLAN if room.startswith(("cmdbus.worker", "cmdbus.testing"))],
 }
 #: Rooms that the supervisor's imports only inside functions: in a child, or in a sub-command.
 IN_CHILDREN = {
@@ -87,9 +96,18 @@ def modules() -> dict[str, Path]:
     found = {}
     for package, folder in PACKAGES.items():
         for file in sorted((ROOT / folder).rglob("*.py")):
+            if package_of(file) != package:
+                continue
             parts = file.relative_to(ROOT / folder).with_suffix("").parts
             found[".".join([package, *(part for part in parts if part != "__init__")])] = file
     return found
+
+
+def package_of(file: Path) -> str:
+    """That of the innermost directory: the one of cmdbus.testing lies in that of cmdbus.worker."""
+    held = {package: ROOT / folder for package, folder in PACKAGES.items()}
+    around = [package for package, folder in held.items() if folder in file.parents]
+    return max(around, key=lambda package: len(PACKAGES[package]))
 
 
 def room_of(name: str) -> str:
@@ -251,7 +269,7 @@ def test_no_module_of_common_shadows_a_package() -> None:
 def test_each_package_refuses_its_directory_name() -> None:
     for folder in PACKAGES.values():
         done = subprocess.run(
-            [sys.executable, "-c", f"import {folder}"],
+            [sys.executable, "-c", f"import {folder.replace('/', '.')}"],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -1,5 +1,6 @@
 """The README is short, its links lead somewhere, and its first application runs."""
 
+import hashlib
 import os
 import re
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from embedded_servers import copy_cluster
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 200
@@ -96,17 +98,48 @@ def test_the_first_application_runs_as_the_readme_says(dsn: str, tmp_path: Path)
 
 
 @pytest.mark.process
-def test_the_test_of_a_handler_passes_as_its_page_says(home: Path, tmp_path: Path) -> None:
+def test_the_test_of_a_handler_passes_as_its_page_says(
+    home: Path, cluster: Path, tmp_path: Path
+) -> None:
+    """On a server of the project's own, in the database of a worker of pytest-xdist."""
+    directory = home / "cmdbus"
+    directory.mkdir(mode=0o711)
+    name = f"testing-{hashlib.sha256(os.fsencode(tmp_path.resolve())).hexdigest()[:8]}"
+    copy_cluster(cluster, directory / name)  # To make one takes longer.
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "shop.py").write_text(code_block("Save this as `shop.py`"))
     test = code_block("## Testing handlers", "worker/README.md")
-    (tmp_path / "test_shop.py").write_text(test)
-    for _ in range(2):  # Its server keeps the tables of the first run.
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
-            cwd=tmp_path,
-            env={**os.environ, "XDG_STATE_HOME": str(home)},
-            capture_output=True,
-            text=True,
-            timeout=25,
-        )
-        assert done.returncode == 0, done.stdout
+    (tmp_path / "test_shop.py").write_text(test + _PLUGIN_TESTS)
+    (tmp_path / "conftest.py").write_text(
+        code_block("`shop_db` is the project", "worker/README.md")
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_STATE_HOME": str(home), "PYTEST_XDIST_WORKER": "gw1"},
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
+
+
+_PLUGIN_TESTS = """
+
+def test_each_worker_has_a_database(cmdbus_dsn):
+    assert "dbname=cmdbus_gw1" in cmdbus_dsn
+
+
+def test_commands_are_run_and_their_time_comes(bus, run_commands, sent, travel):
+    bus.send("payments", "DebitAccount", {"account_id": 9}, delay=3600)
+    assert run_commands(registry) == []
+    travel(hours=1)
+    [done] = run_commands(registry, raises=False)
+    assert done.error_code == "KeyError"
+    sent("payments", "DebitAccount", count=1)
+
+
+def test_no_command_is_left_of_another_test(sent):
+    sent(count=0)
+"""

@@ -9,9 +9,9 @@ from uuid import UUID
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from cmdbus.asynchronous.shared_session import shared_session
 from cmdbus.asynchronous.threads import Threads, using
 from cmdbus.data import MAX_BYTES
+from cmdbus.database.shared_session import shared_session
 from cmdbus.errors import DatabaseUnavailableError
 from cmdbus.integrations.callers_connection import run_sync_of
 from cmdbus.payloads.forms import Encoder

@@ -365,5 +365,8 @@ class Execution:
         }
 
     def _begin(self, session: Connection) -> HandlerTransaction:
-        marker = f"{self.claim.id}:{self.claim.token}"
-        return HandlerTransaction(self._statements, session, marker, **self._limits())
+        return HandlerTransaction(self._statements, session, self._marker, **self._limits())
+
+    @property
+    def _marker(self) -> str:
+        return f"{self.claim.id}:{self.claim.token}"

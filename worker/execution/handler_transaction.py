@@ -1,5 +1,6 @@
 """The transaction in which a handler's effects and its command's completion commit."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,7 @@ class HandlerTransaction:
         self.dropped = False
         #: The server has announced the end of all sessions.
         self.server_ended = False
-        begin(statements, connection, statement=statement, idle=idle, marker=marker)
+        self._begin(statement, idle)
         connection.add_notice_handler(self._noticed)
         self.connection = handler_connection(connection, self._noticed)
 
@@ -128,7 +129,7 @@ class HandlerTransaction:
         if lost:
             raise self._missing(lost[0])
         failpoint(BEFORE_COMMIT)
-        commit(self._statements, self._session, prepared)
+        self._commit(prepared)
         self._clean = True
 
     def end(self) -> None:
@@ -151,7 +152,7 @@ class HandlerTransaction:
             return
         self.aborted = self._session.info.transaction_status is _INERROR
         try:
-            roll_back(self._statements, self._session)
+            self._roll_back()
         except psycopg.Error:
             self._session.close()
 
@@ -163,7 +164,7 @@ class HandlerTransaction:
     def _refusal(self, error: psycopg.Error, claim: Claim) -> CmdbusError:
         """The error for a missing right. If the worker's role has all rights, the handler has
         changed the role, or the right was granted at this moment: then a retry succeeds."""
-        roll_back(self._statements, self._session)
+        self._roll_back()
         self._clean = True
         if self._statements.rows(self._session, "read_missing_rights"):
             return SettlementBlockedError(_BLOCKED, reason(error))
@@ -178,7 +179,7 @@ class HandlerTransaction:
 
     def _missing(self, claim: Claim) -> CmdbusError:
         """The error for a command that the settlement did not find."""
-        roll_back(self._statements, self._session)
+        self._roll_back()
         self._clean = True
         if not self._statements.still_held(self._session, [claim]):
             return LeaseLostError()
@@ -190,9 +191,18 @@ class HandlerTransaction:
         )
 
     def _make_partitions(self) -> None:
-        roll_back(self._statements, self._session)
+        self._roll_back()
         self._clean = True
         make_partitions(self._statements, self._session)
+
+    def _begin(self, statement: float, idle: float) -> None:
+        begin(self._statements, self._session, statement=statement, idle=idle, marker=self._marker)
+
+    def _commit(self, prepared: Sequence[str]) -> None:
+        commit(self._statements, self._session, prepared)
+
+    def _roll_back(self) -> None:
+        roll_back(self._statements, self._session)
 
     def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
         """The notice of an immediate shutdown, or of a crash; no command can cause it."""

@@ -40,9 +40,9 @@ class BatchTransitions:
     def attend(self, connection: ThreadConnection) -> None:
         """After an error, the next call tries again."""
         if self.due:
-            self._attend(connection.connection())
+            self.attend_on(connection.connection())
 
-    def _attend(self, connection: Connection) -> None:
+    def attend_on(self, connection: Connection) -> None:
         claimed, left = _taken(self._claimed), _taken(self._left)
         try:
             if claimed:

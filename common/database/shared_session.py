@@ -1,4 +1,5 @@
-"""The session of an asynchronous connection, used by a thread while its task waits."""
+"""A second object for the session of a connection: for a thread while the task of an asynchronous
+one waits, and for the runner of a test, in the test's own transaction."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -7,6 +8,8 @@ from threading import Lock
 from typing import Any
 
 import psycopg
+
+SharedConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 
 class _SharedSession(psycopg.Connection[Any]):
@@ -17,9 +20,9 @@ class _SharedSession(psycopg.Connection[Any]):
 
 
 @contextmanager
-def shared_session(connection: psycopg.AsyncConnection[Any]) -> Iterator[psycopg.Connection[Any]]:
-    """Nothing else may use `connection` meanwhile: its lock must be held. Notifications that come
-    are handled at the end, in the event loop's thread."""
+def shared_session(connection: SharedConnection) -> Iterator[psycopg.Connection[Any]]:
+    """Nothing else may use `connection` meanwhile: the lock of an asynchronous one must be held.
+    Notifications that come are handled at the end, in the caller's thread."""
     if connection._pipeline is not None:
         raise ValueError("the connection is in pipeline mode: send before or after the pipeline")
     made = _SharedSession.__new__(_SharedSession)

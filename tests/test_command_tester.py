@@ -1,0 +1,108 @@
+"""What `CommandTester` shows, moves and deletes, and what it refuses."""
+
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from queries import counts, rows
+
+from cmdbus import Command, CommandBus, Context, HandlerRegistry
+from cmdbus.database.statements import load
+from cmdbus.testing import CommandTester
+
+#: What belongs to the schema itself, and what retention has done.
+KEPT = {"migration", "limit_change", "removal"}
+
+
+@pytest.fixture
+def tester(dsn: str) -> CommandTester:
+    return CommandTester(dsn)
+
+
+def registry_of(type: str) -> HandlerRegistry:
+    registry = HandlerRegistry()
+
+    @registry.handler("d", type, concurrency=1)
+    def nothing(command: Command, context: Context) -> None:
+        pass
+
+    return registry
+
+
+def test_sent_lists_what_was_sent_instead(
+    tester: CommandTester, bus: CommandBus, sender: psycopg.Connection
+) -> None:
+    with pytest.raises(AssertionError, match="Nothing at all was sent"):
+        tester.sent("d", "T", connection=sender)
+    bus.send("d", "T", {"a": 1, "b": 2}, connection=sender)
+    [found] = tester.sent("d", "T", {"a": 1}, connection=sender)
+    assert found.data == {"a": 1, "b": 2}
+    tester.sent("d", "U", count=0, connection=sender)
+    with pytest.raises(AssertionError) as raised:
+        tester.sent("d", "T", {"a": 2}, connection=sender)
+    assert str(raised.value) == (
+        'expected at least one of d/T with {"a": 2}, and 0 were sent. All that was sent (1):\n'
+        '  d/T {"a": 1, "b": 2} PENDING'
+    )
+
+
+def test_clear_leaves_nothing_but_the_schema(
+    tester: CommandTester, bus: CommandBus, dsn: str
+) -> None:
+    registry = registry_of("T")
+    bus.send("d", "T")
+    bus.configure("d", max_depth=5)
+    tester.run_commands(registry)
+    tester.clear()
+    assert {name for name, count in counts(dsn).items() if count} <= KEPT
+
+
+def test_clear_names_every_table_that_is_written(dsn: str) -> None:
+    text = load()["clear_tables"]
+    missing = {name for name in counts(dsn) if f"FROM {{schema}}.{name};" not in text}
+    assert missing == {*KEPT, "effect"}
+
+
+def test_travel_moves_every_time_that_something_waits_for(dsn: str) -> None:
+    """A time that is new must be moved, or be named here."""
+    columns = rows(
+        dsn,
+        "SELECT c.relname, a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid"
+        " WHERE c.relnamespace = 'cmdbus'::regnamespace AND c.relkind IN ('r', 'p')"
+        " AND NOT c.relispartition AND NOT a.attisdropped"
+        " AND format_type(a.atttypid, NULL) ~ 'timestamp|finite_time'",
+    )
+    over = {
+        *["finished", "event", "domain_event", "process_event", "breaker_event", "batch_state"],
+        *["managed_process", "migration", "incarnation", "node", "waiter", "domain"],
+    }
+    declared = {"declared_at", "set_at", "added_at"}
+    text = load()["move_times"]
+    updates = {part.split()[0]: part for part in text.split("UPDATE {schema}.")[1:]}
+    missing = {
+        f"{table}.{column}"
+        for table, column in columns
+        if table not in over
+        and column not in declared
+        and f"{column} = " not in updates.get(table, "")
+    }
+    assert missing == {"scheduled.lease_until", "limited.lease_until"}  # nobody has a lease there
+
+
+@pytest.mark.parametrize(
+    ("prepare", "sentence"),
+    [
+        (lambda c: setattr(c, "autocommit", True), "has no open transaction"),
+        (
+            lambda c: setattr(c, "isolation_level", psycopg.IsolationLevel.SERIALIZABLE),
+            "the transaction of connection is serializable",
+        ),
+    ],
+)
+def test_a_transaction_that_cannot_be_used_is_refused(
+    dsn: str, prepare: Callable[[psycopg.Connection], None], sentence: str
+) -> None:
+    with psycopg.connect(dsn) as connection:
+        prepare(connection)
+        with pytest.raises(ValueError, match=sentence):
+            CommandTester().run_commands(registry_of("T"), connection)

@@ -1,0 +1,70 @@
+"""The fixtures of pytest. What they need is imported when a test asks for it: pytest loads this in
+every project of the environment."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from cmdbus.embedded import EmbeddedPostgres
+    from cmdbus.producer.bus import CommandBus
+    from cmdbus.producer.records import CommandRecord
+    from cmdbus.testing.executed import Executed
+    from cmdbus.testing.tester import CommandTester
+
+
+@pytest.fixture(scope="session")
+def cmdbus_server(pytestconfig: pytest.Config) -> "Iterator[EmbeddedPostgres]":
+    """An embedded PostgreSQL of this project's own, for the run; its processes share it."""
+    from cmdbus.testing.server import project_server
+
+    with project_server(pytestconfig.rootpath) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def cmdbus_dsn(request: pytest.FixtureRequest) -> str:
+    """The database of the other fixtures: on `cmdbus_server`, with the schema; each worker of
+    pytest-xdist has one. Override it to use the database of your own tests."""
+    from cmdbus.testing.server import prepared_database
+
+    server = request.getfixturevalue("cmdbus_server")
+    return prepared_database(server, os.environ.get("PYTEST_XDIST_WORKER"))
+
+
+@pytest.fixture
+def command_tester(cmdbus_dsn: str) -> "Iterator[CommandTester]":
+    """Deletes all commands after the test."""
+    from cmdbus.testing.tester import CommandTester
+
+    tester = CommandTester(cmdbus_dsn)
+    yield tester
+    tester.clear()
+
+
+@pytest.fixture
+def bus(cmdbus_dsn: str, command_tester: "CommandTester") -> "Iterator[CommandBus]":
+    from cmdbus.producer.bus import CommandBus
+
+    with CommandBus(cmdbus_dsn) as bus:
+        yield bus
+
+
+@pytest.fixture
+def run_commands(command_tester: "CommandTester") -> "Callable[..., list[Executed]]":
+    """See CommandTester.run_commands."""
+    return command_tester.run_commands
+
+
+@pytest.fixture
+def sent(command_tester: "CommandTester") -> "Callable[..., list[CommandRecord]]":
+    """See CommandTester.sent."""
+    return command_tester.sent
+
+
+@pytest.fixture
+def travel(command_tester: "CommandTester") -> Callable[..., None]:
+    """See CommandTester.travel."""
+    return command_tester.travel

@@ -1,0 +1,136 @@
+"""`CommandTester`: runs due commands, moves times, and shows what was sent."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Literal
+
+import psycopg
+
+from cmdbus.checks import check_schema, shown
+from cmdbus.database.executor import Executor
+from cmdbus.integrations.callers_connection import CallersConnection
+from cmdbus.producer.records import CommandRecord, filled
+from cmdbus.registry import HandlerRegistry
+from cmdbus.testing.executed import Executed
+from cmdbus.testing.runner import Runner, RunnerStatements
+from cmdbus.testing.sent import check_sent
+from cmdbus.testing.sessions import expire, own_session, session_inside
+from cmdbus.timeouts import Timeouts
+
+#: Commands that `sent` reads.
+_MAX_SENT = 10_000
+
+
+class CommandTester:
+    """Tests of what a program sends, and of its handlers, in the calling thread.
+
+    Each method takes a `connection` in whose open transaction everything happens, so that a
+    rollback leaves nothing: psycopg 3's, or an SQLAlchemy Session or Connection that uses it.
+    Without one, a session for `dsn` is opened, and everything commits as in production.
+    """
+
+    def __init__(self, dsn: str | None = None, *, schema: str = "cmdbus") -> None:
+        self._dsn, self._executor = dsn, Executor(check_schema(schema))
+
+    def run_commands(
+        self,
+        registry: HandlerRegistry,
+        connection: CallersConnection | None = None,
+        until: Literal["idle"] | None = None,
+        *,
+        raises: bool = True,
+    ) -> list[Executed]:
+        """Runs each command that is due now and has a handler once, in the order of priorities and
+        of sending, and settles it as a worker does; with `until="idle"` also what these send, until
+        nothing is due. Returns the executions in order.
+
+        If handlers failed, raises what the first one raised, after all have run and are settled;
+        with `raises=False` the executions say so. Runs the functions of `on_start` and `on_stop`
+        around the commands. No timeout of a handler ends it.
+        """
+        if not isinstance(registry, HandlerRegistry):
+            raise ValueError(f"registry must be a HandlerRegistry, not {shown(registry)}")
+        if until not in (None, "idle"):
+            raise ValueError(f"until must be 'idle' or None, not {shown(until)}")
+        timeouts = Timeouts()
+        statements = RunnerStatements(self._executor.schema, timeouts.lease)
+        statements.worker = "run_commands"
+        with (
+            self._session(connection, statements.application_name) as session,
+            registry.hooks.around(),
+        ):
+            inside = connection is not None
+            runner = Runner(session, registry, statements, timeouts, inside=inside)
+            done = []
+            for each in runner.run(until_idle=until == "idle"):
+                done.append(each)
+                expire(connection)
+        if raises:
+            _raise_first(done)
+        return done
+
+    def travel(
+        self,
+        delta: timedelta | None = None,
+        *,
+        connection: CallersConnection | None = None,
+        **duration: float,
+    ) -> None:
+        """Lets everything that waits for a time be so much nearer to it, as `travel(hours=1)`:
+        moves due times, leases, expiries, rates, ticks and the times of breakers into the past. No
+        clock changes. `duration`: arguments of timedelta."""
+        by = delta if delta is not None else timedelta(**duration)
+        with self._session(connection) as session:
+            self._executor.execute(session, "move_times", {"by": by})
+
+    def sent(
+        self,
+        domain: str | None = None,
+        type: str | None = None,
+        data: Mapping[str, Any] | None = None,
+        *,
+        count: int | None = None,
+        connection: CallersConnection | None = None,
+    ) -> list[CommandRecord]:
+        """The commands of this domain and type whose data contains these fields, whatever has
+        become of them, in the order of sending. An AssertionError that lists what was sent instead
+        if there are none or, with `count`, not as many."""
+        wanted = dict.fromkeys(("domain", "type", "since", "until", "key", "status"))
+        with self._session(connection) as session:
+            rows = self._executor.rows(
+                session, "query_commands", **wanted, limit=_MAX_SENT, offset=0
+            )
+        found = [filled(CommandRecord, row) for row in rows]
+        return check_sent(found[::-1], domain, type, data, count)
+
+    def clear(self, *, connection: CallersConnection | None = None) -> None:
+        """Deletes all commands, batches, processes, schedules, limits and settings, for tests whose
+        transactions commit. The role must own the schema."""
+        with self._session(connection) as session:
+            self._executor.execute(session, "clear_tables")
+
+    @contextmanager
+    def _session(
+        self, connection: CallersConnection | None, name: str = "cmdbus-testing"
+    ) -> Iterator[psycopg.Connection[Any]]:
+        if connection is not None:
+            with session_inside(connection) as session:
+                yield session
+        elif self._dsn is None:
+            raise ValueError("give a connection, or make the CommandTester with a DSN")
+        else:
+            with own_session(self._dsn, self._executor.schema, name) as session:
+                yield session
+
+
+def _raise_first(done: list[Executed]) -> None:
+    for each in done:
+        if each.failed:
+            error = each.error or AssertionError(f"{each.error_code}: {each.error_message}")
+            error.add_note(
+                f"in attempt {each.attempt} of command {each.command_id} "
+                f"({each.domain}/{each.type}), which was settled as {each.outcome}; "
+                f"run_commands(raises=False) returns it instead"
+            )
+            raise error
