@@ -225,6 +225,45 @@ def test_an_application_may_have_told_its_driver_to_return_dictionaries(
     own.close()
 
 
+def test_an_application_may_have_told_psycopg2_to_read_values_its_own_way(
+    bus: CommandBus, dsn: str
+) -> None:
+    sent = bus.send("payments", "Debit", unique="one", delay=60)
+    with closing(psycopg2.connect(dsn)) as own:
+        everything = psycopg2.extensions.new_type(
+            (16, 20, 21, 23, 25, 701, 1009, 1184, 1186, 2950, 2951), "own", lambda *_: "own"
+        )
+        psycopg2.extensions.register_type(everything, own)
+        with pytest.raises(DuplicateCommandError):
+            bus.send("payments", "Debit", unique="one", connection=own)
+        bus.send_many([SendRequest("payments", "Debit", delay=60)], connection=own)
+        found = bus.get("payments", sent, connection=own)
+        with own.cursor() as cursor:
+            cursor.execute("SELECT now()")
+            assert cursor.fetchone() == ("own",)
+    assert found == bus.get("payments", sent)
+
+
+def test_an_asynchronous_connection_of_psycopg2_is_refused(bus: CommandBus, dsn: str) -> None:
+    with closing(psycopg2.connect(dsn, async_=True)) as own:
+        psycopg2.extras.wait_select(own)
+        with pytest.raises(ValueError, match=r"asynchronous ones .*: pass one that waits$"):
+            bus.send("payments", "Debit", connection=own)
+        assert not own.isexecuting()
+
+
+def test_many_commands_in_a_pipeline_are_refused_and_undo_nothing(
+    bus: CommandBus, dsn: str
+) -> None:
+    requests = [SendRequest("payments", "Debit")]
+    with connect(dsn) as own, own.pipeline():
+        bus.send("payments", "Debit", connection=own)
+        for send in (bus.send_many, lambda *_, **own: bus.create_batch("x", *_, **own)):
+            with pytest.raises(ValueError, match="pipeline mode: send many commands before or"):
+                send(requests, connection=own)
+    assert bus.snapshot("payments")["depth"] == 1
+
+
 @ways
 def test_what_the_database_lacks_is_explained(own: Transaction, dsn: str) -> None:
     with (

@@ -1,6 +1,5 @@
 """A connection of any DB-API driver for PostgreSQL, in place of psycopg's."""
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ import psycopg
 
 from cmdbus.database.adapters import Row
 from cmdbus.database.statements import statement
+from cmdbus.integrations.dbapi_cursors import plain_cursor
 from cmdbus.integrations.dbapi_statements import Reader, as_text, reader_of, rendered
 
 #: The errors that the bus explains. All others are raised as the driver raises them.
@@ -86,7 +86,7 @@ class DbapiCursor:
         texts = [as_text((values or {})[name]) for name in names]
         by_name = self._paramstyle in ("pyformat", "named")
         given = dict(zip(names, texts, strict=True)) if by_name else texts
-        with closing(self._driver.cursor(**_plain(self._driver))) as cursor, _explained():
+        with closing(plain_cursor(self._driver)) as cursor, _explained():
             # Without parameters a driver leaves percent signs as they are.
             cursor.execute(written, *([given] if given else []))
             self._rows = _read(cursor)
@@ -108,14 +108,6 @@ def _explained() -> Iterator[None]:
         if kind is None or isinstance(error, psycopg.Error):
             raise
         raise kind(_message(error)) from error
-
-
-def _plain(driver: Any) -> dict[str, Any]:
-    """An application may have told psycopg2 to return dictionaries."""
-    for kind in driver.__class__.__mro__:
-        if kind.__module__ == "psycopg2.extensions":
-            return {"cursor_factory": sys.modules[kind.__module__].cursor}
-    return {}
 
 
 def _read(cursor: Any) -> list[Row]:

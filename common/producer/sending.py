@@ -115,6 +115,14 @@ def _hint(on_conflict: str | None) -> str:
     return f"{begun}: --on-conflict existing (on_conflict='existing') returns its id"
 
 
+def _check_no_pipeline(connection: Connection) -> None:
+    """It has no COPY, and in autocommit mode a rollback there undoes what was sent before."""
+    if getattr(connection, "_pipeline", None) is not None:
+        raise ValueError(
+            "the connection is in pipeline mode: send many commands before or after the pipeline"
+        )
+
+
 class Sender:
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -169,6 +177,7 @@ class Sender:
     def transaction(self, connection: Connection) -> AbstractContextManager[object]:
         """In a caller's transaction a savepoint. If that has not begun, a statement begins it, as
         the driver would commit it at the end."""
+        _check_no_pipeline(connection)
         if not connection.autocommit and connection.info.transaction_status is _IDLE:
             self._store.rows(connection, "ping")
         return connection.transaction()
