@@ -4,8 +4,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from async_buses import Make, makes
 from async_transactions import of_psycopg
 from handlers import connect, handling, running
 from own_servers import own_server
@@ -32,23 +31,6 @@ from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
 
 BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-
-
-@asynccontextmanager
-async def with_dsn(dsn: str, **options: Any) -> AsyncIterator[AsyncCommandBus]:
-    async with AsyncCommandBus(dsn, **options) as bus:
-        yield bus
-
-
-@asynccontextmanager
-async def with_pool(dsn: str, **options: Any) -> AsyncIterator[AsyncCommandBus]:
-    pool = AsyncConnectionPool(dsn, min_size=1, max_size=4, open=False)
-    async with pool, AsyncCommandBus(pool=pool, **options) as bus:
-        yield bus
-
-
-Make = Callable[..., AbstractAsyncContextManager[AsyncCommandBus]]
-makes = pytest.mark.parametrize("make", [with_dsn, with_pool])
 
 
 @makes

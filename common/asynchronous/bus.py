@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial, update_wrapper
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 from uuid import UUID
@@ -9,6 +10,10 @@ from uuid import UUID
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from cmdbus.asynchronous.call_reader import CallReader
+from cmdbus.asynchronous.pool_sessions import PoolSessions
+from cmdbus.asynchronous.replies import AsyncReplies
+from cmdbus.asynchronous.senders import AsyncSenders
 from cmdbus.asynchronous.threads import Threads, using
 from cmdbus.data import MAX_BYTES
 from cmdbus.database.shared_session import shared_session
@@ -16,6 +21,8 @@ from cmdbus.errors import DatabaseUnavailableError
 from cmdbus.integrations.callers_connection import run_sync_of
 from cmdbus.payloads.forms import Encoder
 from cmdbus.producer.bus import CommandBus
+from cmdbus.producer.call_listener import CallListener
+from cmdbus.producer.calls import Call
 from cmdbus.producer.connections import MAX_CONNECTIONS, Pool
 from cmdbus.producer.records import BatchRecord, CommandRecord
 from cmdbus.producer.send_hook import Hook
@@ -24,6 +31,7 @@ from cmdbus.producer.waits import BatchWait, CommandWait, Wait
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R", CommandRecord, BatchRecord)
+_Method = Callable[Concatenate["AsyncCommandBus", P], Coroutine[Any, Any, T]]
 
 #: Connections of callers' that are in use at the same time, at most. Each call on one has a thread,
 #: because it may wait for another transaction whose next call would wait for the thread.
@@ -34,22 +42,27 @@ ACCEPTED = (
 )
 
 
-def _awaited(
+def _like(
     method: Callable[Concatenate[CommandBus, P], T],
-) -> "Callable[Concatenate[AsyncCommandBus, P], Coroutine[Any, Any, T]]":
+) -> "Callable[[Callable[..., Any]], _Method[P, T]]":
+    """The arguments of a method, its result once it is awaited, and its text."""
+    return lambda function: cast("_Method[P, T]", update_wrapper(function, method))
+
+
+def _awaited(method: Callable[Concatenate[CommandBus, P], T]) -> "_Method[P, T]":
     function: Callable[..., T] = method
 
-    async def call(self: "AsyncCommandBus", /, *args: P.args, **keywords: P.kwargs) -> T:
+    @_like(method)
+    async def call(self: "AsyncCommandBus", /, *args: Any, **keywords: Any) -> T:
         def work(bus: CommandBus, **own: object) -> T:
             return function(bus, *args, **{**keywords, **own})
 
         return await self._run(work, keywords.pop("connection", None))
 
-    update_wrapper(call, method)
     return call
 
 
-class AsyncCommandBus:
+class AsyncCommandBus(AsyncSenders):
     """Sends commands and shows what becomes of them, as CommandBus does: see there for each method.
 
     With a DSN it keeps 1 to 4 connections of its own, which threads use, and repeats a call whose
@@ -83,10 +96,10 @@ class AsyncCommandBus:
                 f"{kind.__qualname__}"
             )
         self._pool = pool
+        self._sessions = None if pool is None else PoolSessions(pool)
         self._bus = CommandBus(
             dsn,
-            # The bus itself takes no connection of it.
-            pool=cast("Pool | None", None if pool is None else _Absent()),
+            pool=cast("Pool | None", self._sessions),
             schema=schema,
             priorities=priorities,
             max_bytes=max_bytes,
@@ -97,6 +110,9 @@ class AsyncCommandBus:
         self._own = Threads(MAX_CONNECTIONS)
         self._callers = Threads(_MAX_CALLERS)
         self._bus._connections.using = using
+        self._bus._calls.complete = lambda call: call
+        #: By listener, of which each process has one.
+        self._readers: dict[CallListener, CallReader] = {}
         self._closed = False
 
     send = _awaited(CommandBus.send)
@@ -130,6 +146,33 @@ class AsyncCommandBus:
         """See CommandBus.wait_batch."""
         return await self._waited(BatchWait(batch_id, timeout))
 
+    @_like(CommandBus.call)
+    async def call(self, *args: Any, **keywords: Any) -> Any:
+        self._check_open()
+        begin = partial(CommandBus.call, self._bus, *args, **keywords)
+        call: Call = await self._own.run(begin, waits=False)
+        self._check_open()
+        with self._reader(call.listener).expecting(call) as news:
+            await self._run(lambda _, **own: call.send(**own), None)
+            while not call.has_ended:
+                await news.wait(call.pause())
+                with call.reading():
+                    await self._run(lambda _, **own: call.read(**own), None)
+        return call.result()
+
+    def replies(
+        self,
+        domain: str,
+        timeout: float | None = None,
+        *,
+        lease: float = 30.0,
+        shared: bool = False,
+    ) -> AsyncReplies:
+        """See CommandBus.replies; for `async for`."""
+        self._check_open()
+        replies = self._bus.replies(domain, timeout, lease=lease, shared=shared)
+        return AsyncReplies(replies, self._callers)
+
     async def close(self) -> None:
         """Waits for its calls that run, and closes its connections, but not a pool of the
         caller's; calls fail from now on."""
@@ -149,8 +192,7 @@ class AsyncCommandBus:
 
     async def _run(self, work: Callable[..., T], connection: object) -> T:
         """`work` takes a CommandBus and, as a keyword, a connection."""
-        if self._closed:
-            raise psycopg.OperationalError("this AsyncCommandBus is closed")
+        self._check_open()
         if connection is not None:
             return await self._run_on(connection, work)
         if self._pool is None:
@@ -176,6 +218,18 @@ class AsyncCommandBus:
         result: T = await run_sync(lambda own: work(self._bus, connection=own))
         return result
 
+    def _check_open(self) -> None:
+        """Before each use of a thread, in the event loop."""
+        if self._closed:
+            raise psycopg.OperationalError("this AsyncCommandBus is closed")
+        if self._sessions is not None:
+            with suppress(RuntimeError):  # `replies` may be called outside of a loop.
+                self._sessions.loop = asyncio.get_running_loop()
+
+    def _reader(self, listener: CallListener) -> CallReader:
+        reader = CallReader(listener, self._callers.submit)
+        return self._readers.setdefault(listener, reader)
+
     async def _waited(self, wait: Wait[R]) -> R:
         while True:
             records = await self._run(partial(CommandBus._poll, wait=wait), None)
@@ -183,7 +237,3 @@ class AsyncCommandBus:
             if pause is None:
                 return records[0]
             await asyncio.sleep(pause)
-
-
-class _Absent:
-    """The pool of a bus each of whose calls gets a connection."""

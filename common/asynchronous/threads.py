@@ -79,18 +79,22 @@ class Threads:
         self._count = count
         self._executors: dict[int, ThreadPoolExecutor] = {}
 
-    async def run(self, work: Callable[[], T], *, waits: bool) -> T:
-        """`work` in a thread. Canceled, it waits for the end of a statement that it cancels, and
-        with `waits` in any case for the end of `work`."""
+    async def run(
+        self, work: Callable[[], T], *, waits: bool, interrupt: Callable[[], object] | None = None
+    ) -> T:
+        """`work` in a thread. Canceled, it calls `interrupt`, waits for the end of a statement that
+        it cancels, and with `waits` in any case for the end of `work`."""
         call = Call(work)
-        running = self._submit(copy_context().run, call.run)
+        running = self.submit(copy_context().run, call.run)
         ended = asyncio.wrap_future(running)
         try:
             result: T = await asyncio.shield(ended)
         except asyncio.CancelledError:
             # A call that has not begun is not begun.
             if not running.cancel():
-                used = asyncio.wrap_future(self._submit(call.cancel))
+                if interrupt is not None:
+                    interrupt()
+                used = asyncio.wrap_future(self.submit(call.cancel))
                 await _end_of(used)
                 if waits or used.result():
                     await _end_of(ended)
@@ -104,7 +108,11 @@ class Threads:
         if executor is not None:
             executor.shutdown()
 
-    def _submit(self, *call: Any) -> "Future[Any]":
+    async def finish(self, work: Callable[[], object]) -> None:
+        """`work` in a thread, until its end even if its task is canceled, without its error."""
+        await _end_of(asyncio.wrap_future(self.submit(work)))
+
+    def submit(self, *call: Any) -> "Future[Any]":
         pid = os.getpid()
         # Threads that come together agree on one: setdefault is atomic.
         executor = self._executors.get(pid) or self._executors.setdefault(

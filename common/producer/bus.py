@@ -18,8 +18,8 @@ from cmdbus.errors import InvalidOperationError
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.payloads.forms import Encoder
 from cmdbus.producer.batches import Batches
-from cmdbus.producer.calls import Calls
-from cmdbus.producer.connections import MIN_CONNECT_SECONDS, Connections, Pool
+from cmdbus.producer.calls import Call, Calls
+from cmdbus.producer.connections import Connections, Pool
 from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
 from cmdbus.producer.explaining import Explaining
 from cmdbus.producer.ids import new_id
@@ -176,9 +176,12 @@ class CommandBus(Batches, Processes, Operations, Explaining, Senders):
         CallTimeoutError, a TimeoutError with domain and command_id, if it has not ended after
         `timeout` seconds: then it is not canceled.
         """
-        seconds = check_seconds("timeout", timeout)
         options = priority, None, None, correlation_id, None, max_attempts, key
         request = SendRequest(domain, type, data, None, *options, expires=expires)
+        return self._calls.complete(self._begun(request, timeout))
+
+    def _begun(self, request: SendRequest, timeout: float) -> Call:
+        seconds = check_seconds("timeout", timeout)
         if self._on_send is not None:
             request = self._seen(request)
         command = self._rules.check(request, new_id())
@@ -188,13 +191,14 @@ class CommandBus(Batches, Processes, Operations, Explaining, Senders):
                 "command with an id of the bus's"
             )
 
-        def send(caller: int) -> None:
-            within = max(seconds, MIN_CONNECT_SECONDS)
+        def send(connection: CallersConnection | None, caller: int, within: float) -> None:
             self._run(
-                None, lambda c, attempt: self._sender.send(c, command, attempt, caller), within
+                connection,
+                lambda c, attempt: self._sender.send(c, command, attempt, caller),
+                within,
             )
 
-        return self._calls.call(command.domain, command.command_id, seconds, send)
+        return Call(self._calls, command.domain, command.command_id, seconds, send)
 
     def replies(
         self,

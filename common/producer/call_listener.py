@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from threading import RLock, get_ident
+from typing import Protocol
 from uuid import UUID
 
 import psycopg
@@ -29,7 +30,13 @@ _GREETING_SECONDS, _RETRY_SECONDS = 5.0, 1.0
 _INTERRUPTING_SECONDS = 0.05
 
 #: What a waiting thread gets: True if its command may have ended, False if it is to read.
-_News = SimpleQueue[bool]
+News = SimpleQueue[bool]
+
+
+class Notified(Protocol):
+    """What gets True when a command may have ended. A `News`, or what does not wait in a thread."""
+
+    def put(self, item: bool, /) -> object: ...
 
 
 class CallListener:
@@ -46,26 +53,27 @@ class CallListener:
         #: each transaction to another session.
         self.hears = False
         self._listen, self._greet = listen, greet
-        self._expected: dict[str, _News] = {}
-        self._waiting: dict[str, _News] = {}
+        self._expected: dict[str, Notified] = {}
+        self._waiting: dict[str, News] = {}
         # Reentrant: a signal handler may call while its thread is in here.
         self._lock = RLock()
         self._reader: int | None = None
         #: The session, if there is one.
         self._sessions: list[ListeningSession] = []
         self._greeted_at = self._retry_at = 0.0
-        self._warned = self._closed = False
+        self._warned = self.closed = False
         #: Whether notifications may come for calls that have been given up.
         self._gave_up = False
         close_with_owner(self, self._sessions)
 
     @contextmanager
-    def expecting(self, command_id: UUID) -> Iterator[None]:
-        """Begins before the command is sent, so that nothing is missed."""
-        name = str(command_id)
-        self._expected[name] = _News()
+    def expecting(self, command_id: UUID, notified: Notified | None = None) -> Iterator[News]:
+        """Begins before the command is sent, so that nothing is missed. For `wait`, unless
+        something else is `notified`."""
+        name, news = str(command_id), News()
+        self._expected[name] = notified or news
         try:
-            yield
+            yield news
         except SendRefusedError:
             raise
         except BaseException:
@@ -76,14 +84,13 @@ class CallListener:
             if self._gave_up:
                 self._close_if_unused()
 
-    def wait(self, command_id: UUID, seconds: float, within: float) -> None:
+    def wait(self, command_id: UUID, news: News, seconds: float, within: float) -> None:
         """Returns when the command may have ended, or after `seconds`. `within`: seconds that it
         may take to open a session."""
         if self._reader == get_ident():  # A signal handler has interrupted it.
             time.sleep(max(0.0, min(seconds, _INTERRUPTING_SECONDS)))
             return
         name, until = str(command_id), time.monotonic() + seconds
-        news = self._expected[name]
         try:
             while (left := until - time.monotonic()) > 0:
                 if self._begins_to_read(name, news):
@@ -97,7 +104,7 @@ class CallListener:
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
+            self.closed = True
             if self._reader is None:
                 self._lose_session()
             else:
@@ -106,7 +113,7 @@ class CallListener:
                     session.abort()
         self._notify_all()
 
-    def _begins_to_read(self, name: str, news: _News) -> bool:
+    def _begins_to_read(self, name: str, news: News) -> bool:
         with self._lock:
             if self._reader is None:
                 self._reader = get_ident()
@@ -121,10 +128,10 @@ class CallListener:
                 self._reader = None
             if self._reader is None and self._waiting:
                 self._waiting.popitem()[1].put(False)
-            elif self._reader is None and self._closed:
+            elif self._reader is None and self.closed:
                 self._lose_session()
 
-    def _read(self, news: _News, seconds: float, within: float) -> bool:
+    def _read(self, news: News, seconds: float, within: float) -> bool:
         """Whether there is news for this thread. While nothing can be heard it only waits."""
         until = time.monotonic() + seconds
         try:
@@ -136,7 +143,7 @@ class CallListener:
         return _await_news(news, until - time.monotonic())
 
     def _session(self, within: float) -> ListeningSession | None:
-        if self._sessions or self._closed:
+        if self._sessions or self.closed:
             return self._sessions[0] if self._sessions else None
         now = time.monotonic()
         if now < self._retry_at:
@@ -144,7 +151,7 @@ class CallListener:
         self._retry_at = now + _RETRY_SECONDS
         session = ListeningSession(self._listen(self.number, within))
         with self._lock:
-            if self._closed:
+            if self.closed:
                 session.close()
                 return None
             self._sessions.append(session)
@@ -155,7 +162,7 @@ class CallListener:
         self._notify_all()  # Earlier notifications have reached no session.
         return session
 
-    def _hear(self, session: ListeningSession, news: _News, until: float) -> bool:
+    def _hear(self, session: ListeningSession, news: News, until: float) -> bool:
         while True:
             for name in session.received():
                 self.hears, self._warned = True, False
@@ -182,7 +189,7 @@ class CallListener:
         had_session = self._lose_session()
         if had_session and self.hears:
             self._retry_at = 0.0
-        elif not self._closed:
+        elif not self.closed:
             self._warn_once(why)
         self.hears = False
         if had_session:
@@ -214,14 +221,14 @@ class CallListener:
             self.hears = self._gave_up = False
 
 
-def _await_news(news: _News, seconds: float) -> bool:
+def _await_news(news: News, seconds: float) -> bool:
     """Until another thread reads about the command, or this one is to read."""
     with suppress(Empty):
         return news.get(timeout=max(seconds, 0.0))
     return False
 
 
-def _has_news(news: _News) -> bool:
+def _has_news(news: News) -> bool:
     with suppress(Empty):
         while True:
             if news.get_nowait():

@@ -6,7 +6,8 @@ the outcome of its command itself.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from cmdbus.errors import (
     CommandNotFoundError,
     DatabaseUnavailableError,
 )
+from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.call_listener import CallListener
 from cmdbus.producer.connections import MIN_CONNECT_SECONDS, Connections
 from cmdbus.producer.records import Status
@@ -35,6 +37,90 @@ _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
 _CHECK_SECONDS = 5.0
 
 
+class Call:
+    """One call: what its caller does before, between and after its waits."""
+
+    def __init__(
+        self,
+        calls: "Calls",
+        domain: str,
+        command_id: UUID,
+        timeout: float,
+        send: Callable[..., object],
+    ) -> None:
+        """`send(connection, caller, within)` sends the command with the number of its caller."""
+        self.listener, self.command_id = calls.listener(), command_id
+        self._calls, self._domain, self._send = calls, domain, send
+        self._timeout, self._deadline = timeout, time.monotonic() + timeout
+        self._backoff = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        self._is_last = False
+        #: As it was read; None before that.
+        self._state: str | None = None
+        self._end: Sequence[Any] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._end is not None
+
+    @property
+    def within(self) -> float:
+        """Seconds that it may take to get a connection."""
+        return max(self._deadline - time.monotonic(), MIN_CONNECT_SECONDS)
+
+    def send(self, *, connection: CallersConnection | None = None) -> None:
+        self._send(connection, self.listener.number, self.within)
+
+    def pause(self) -> float:
+        """Seconds until the next read, which is due at once when the listener hears of the end."""
+        left = self._deadline - time.monotonic()
+        self._is_last = left <= 0
+        return min(_CHECK_SECONDS if self.listener.hears else self._backoff.pause(), left)
+
+    def read(self, *, connection: CallersConnection | None = None) -> None:
+        row = self._calls.outcome(connection, self._domain, self.command_id, self.within)
+        self._state = row[0]
+        if self._state is None:
+            raise CommandNotFoundError(self._domain, self.command_id)
+        if self._state not in (Status.PENDING, Status.IN_PROGRESS):
+            self._end = row
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around each read. One that fails is repeated: the command goes on, and so does the call.
+        After the last one CallTimeoutError is raised."""
+        cause: Exception | None = None
+        try:
+            yield
+        except (psycopg.OperationalError, DatabaseUnavailableError) as error:
+            if self._calls.closed:
+                raise
+            self._state, cause = f"in a state that cannot be read ({error})", error
+        if self._is_last and not self.has_ended:
+            raise CallTimeoutError(
+                self._domain, self.command_id, self._state or "", self._timeout
+            ) from cause
+
+    def result(self) -> Any:
+        assert self._end is not None, "only of a call that has ended"
+        status, result, code, message, details = self._end
+        if status == Status.COMPLETED:
+            return None if result is None else decode(result)
+        decoded = None if details is None else decode(details)
+        raise CommandFailedError(code or "", message or "", decoded, self.command_id, status)
+
+
+def complete(call: Call) -> Any:
+    """Sends its command, waits in this thread, and returns the command's result."""
+    with call.listener.expecting(call.command_id) as news:
+        call.send()
+        while not call.has_ended:
+            pause = call.pause()
+            call.listener.wait(call.command_id, news, pause, call.within)
+            with call.reading():
+                call.read()
+    return call.result()
+
+
 class Calls:
     """The calls of one bus."""
 
@@ -43,63 +129,28 @@ class Calls:
         self._schema = schema
         #: By process: a fork shares the sessions, which only the process that opened them uses.
         self._listeners: dict[int, CallListener] = {}
-        self._closed = False
-
-    def call(
-        self, domain: str, command_id: UUID, timeout: float, send: Callable[[int], object]
-    ) -> Any:
-        """`send` sends the command with this bus's number; returns the command's result."""
-        deadline = time.monotonic() + timeout
-        listener = self._listener()
-        with listener.expecting(command_id):
-            send(listener.number)
-            status, result, code, message, details = self._outcome(
-                listener, domain, command_id, deadline, timeout
-            )
-        if status == Status.COMPLETED:
-            return None if result is None else decode(result)
-        decoded = None if details is None else decode(details)
-        raise CommandFailedError(code or "", message or "", decoded, command_id, status)
+        self.closed = False
+        #: What becomes of a call that has begun: an AsyncCommandBus awaits it.
+        self.complete: Callable[[Call], Any] = complete
 
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
         listener = self._listeners.get(os.getpid())
         if listener is not None:
             listener.close()
 
-    def _outcome(
+    def outcome(
         self,
-        listener: CallListener,
+        connection: CallersConnection | None,
         domain: str,
         command_id: UUID,
-        deadline: float,
-        timeout: float,
-    ) -> tuple[Any, ...]:
-        backoff = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-        while True:
-            left = deadline - time.monotonic()
-            pause = _CHECK_SECONDS if listener.hears else backoff.pause()
-            listener.wait(command_id, min(pause, left), max(left, MIN_CONNECT_SECONDS))
-            cause: Exception | None = None
-            within = max(deadline - time.monotonic(), MIN_CONNECT_SECONDS)
-            key = {"domain": domain, "command_id": command_id}
-            try:
-                [row] = self._connections.rows(None, "outcome", "producer", within=within, **key)
-            except (psycopg.OperationalError, DatabaseUnavailableError) as error:
-                # The command goes on, and so does the call.
-                if self._closed:
-                    raise
-                state, cause = f"in a state that cannot be read ({error})", error
-            else:
-                state = row[0]
-                if state is None:
-                    raise CommandNotFoundError(domain, command_id)
-                if state not in (Status.PENDING, Status.IN_PROGRESS):
-                    return row
-            if left <= 0:
-                raise CallTimeoutError(domain, command_id, state, timeout) from cause
+        within: float,
+    ) -> Sequence[Any]:
+        key = {"domain": domain, "command_id": command_id}
+        [row] = self._connections.rows(connection, "outcome", "producer", within=within, **key)
+        return row
 
-    def _listener(self) -> CallListener:
+    def listener(self) -> CallListener:
         pid = os.getpid()
         # Threads that come together agree on one: setdefault is atomic.
         return self._listeners.get(pid) or self._listeners.setdefault(

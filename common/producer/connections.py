@@ -211,7 +211,7 @@ class Connections:
         """A session outside of the pool, in autocommit mode, with these keywords of libpq; the
         caller closes it."""
         if self._given is not None:
-            return _opened_as_by(self._given, named)
+            return opened_as_by(self._given, named)
         assert self._parts is not None
         return _opened({**self._parts, **named}, within)
 
@@ -308,7 +308,7 @@ def _discard_dead(connection: Connection, work: Callable[[Connection], T]) -> T:
         raise
 
 
-def _opened_as_by(pool: Pool, named: Mapping[str, str]) -> Connection:
+def opened_as_by(pool: Any, named: Mapping[str, str]) -> Connection:
     """As a pool of the caller's opens its own, but for these keywords and autocommit."""
     conninfo = pool.conninfo() if callable(pool.conninfo) else pool.conninfo
     keywords = (pool.kwargs() if callable(pool.kwargs) else pool.kwargs) or {}

@@ -132,6 +132,12 @@ class Replies:
                 f"{os.getpid()}: call bus.replies after the fork"
             )
 
+    def interrupt(self) -> None:
+        """Ends the iteration, and does not wait for it; `close` then releases what it holds."""
+        self._closing.set()
+        if os.getpid() == self._pid:
+            self._waiter.interrupt()
+
     def close(self) -> None:
         """Releases what was not acknowledged; the iteration ends. Safe to repeat."""
         self._closing.set()

@@ -81,10 +81,14 @@ class ReplyWaiter:
             except (psycopg.Error, CmdbusError):  # The flag is cleared when its time is over.
                 self._lose_session()
 
-    def close(self) -> None:
+    def interrupt(self) -> None:
+        """The thread that waits returns."""
         self._closing.set()
         for session in list(self._sessions):
             session.abort()
+
+    def close(self) -> None:
+        self.interrupt()
         with self._lock:
             self._lose_session()
             self.end()

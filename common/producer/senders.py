@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypedDict, Unpack, overload
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
 
 from cmdbus.checks import check_name, check_options, shown
@@ -14,6 +14,7 @@ from cmdbus.payloads.readers import reader_of
 from cmdbus.producer.requests import SendRequest
 
 P = ParamSpec("P")
+B = TypeVar("B")
 # Inside the class of a bus, `type` is an argument.
 _Type = type[Any]
 
@@ -41,10 +42,10 @@ class Bus(Protocol):
     def send(self, *args: Any, **options: Any) -> UUID: ...
 
 
-class TypedSender(Generic[P]):
-    """Sends commands of one type; made by `CommandBus.sender`. Safe to share between threads."""
+class CommandSender(Generic[B, P]):
+    """What the senders of both buses have: the command's type, its model and its options."""
 
-    def __init__(self, bus: Bus, domain: str, type: str, model: Callable[P, object]) -> None:
+    def __init__(self, bus: B, domain: str, type: str, model: Callable[P, object]) -> None:
         self._bus, self._model = bus, model
         self._domain, self._type = check_name("domain", domain), check_name("type", type)
         self._options: SendOptions = {}
@@ -57,12 +58,6 @@ class TypedSender(Generic[P]):
         other._options = {**self._options, **options}
         return other
 
-    def send(self, *args: P.args, **kwargs: P.kwargs) -> UUID:
-        """Sends one command with a payload of these fields, and returns its id. Raises what
-        `CommandBus.send` raises, and what the model raises for its fields."""
-        payload = self._model(*args, **kwargs)
-        return self._bus.send(self._domain, self._type, payload, **self._options)
-
     def request(self, *args: P.args, **kwargs: P.kwargs) -> SendRequest:
         """The same command for `send_many` and `create_batch`; they take the `connection`."""
         options: dict[str, Any] = {**self._options}
@@ -71,6 +66,16 @@ class TypedSender(Generic[P]):
                 "a request has no connection: give it to send_many or create_batch instead"
             )
         return SendRequest(self._domain, self._type, self._model(*args, **kwargs), **options)
+
+
+class TypedSender(CommandSender[Bus, P]):
+    """Sends commands of one type; made by `CommandBus.sender`. Safe to share between threads."""
+
+    def send(self, *args: P.args, **kwargs: P.kwargs) -> UUID:
+        """Sends one command with a payload of these fields, and returns its id. Raises what
+        `CommandBus.send` raises, and what the model raises for its fields."""
+        payload = self._model(*args, **kwargs)
+        return self._bus.send(self._domain, self._type, payload, **self._options)
 
 
 class Senders:
