@@ -35,11 +35,21 @@ class Batch(Protocol):
         """
 
 
+class Checkpoints(Protocol):
+    """Those of a command that runs."""
+
+    def save(self, data: object, /) -> None: ...
+    @property
+    def latest(self) -> object: ...
+
+
 class Execution(Protocol):
     """What a worker does for the handler."""
 
     #: Seconds; set by retry_after.
     retry_delay: float | None
+    #: Seconds; set by again.
+    again_in: float | None
 
     @property
     def schema(self) -> str: ...
@@ -53,6 +63,8 @@ class Execution(Protocol):
     def orm_session(self) -> "Session": ...
     def batch(self) -> Batch | None: ...
     def extend(self, seconds: float, /) -> None: ...
+    @property
+    def checkpoints(self) -> Checkpoints: ...
     def breaker(self, name: str, /) -> AbstractContextManager[None]: ...
 
 
@@ -133,6 +145,27 @@ class Context:
     def retry_after(self, seconds: float) -> None:
         """Sets the pause, in seconds, before the retry if this execution fails."""
         self._execution.retry_delay = check_seconds("retry_after", seconds)
+
+    def checkpoint(self, data: object) -> None:
+        """Keeps this JSON value of at most 1 MiB with the command, instead of an earlier one: for
+        the next execution, whatever ends this one. If the transaction of `connection` is open, it
+        commits or is rolled back with that; else it is kept when this returns. Once the execution
+        is `canceled` it raises an error, which the handler should let out."""
+        self._execution.checkpoints.save(data)
+
+    @property
+    def resumed(self) -> Any:
+        """The latest checkpoint of the command; None if there is none. Read when it is first
+        touched, in the transaction of `connection` if that is open. A command's first execution
+        reads nothing."""
+        return self._execution.checkpoints.latest
+
+    def again(self, delay: float = 0) -> None:
+        """Gives the command back when the handler returns: `return context.again()`. It runs again
+        after `delay` seconds, behind the commands that wait by then. What the handler wrote through
+        `connection` commits; what it returns is not kept. No attempt is charged, and no event is
+        left."""
+        self._execution.again_in = check_seconds("delay", delay) if delay else 0.0
 
     def breaker(self, name: str) -> AbstractContextManager[None]:
         """`with context.breaker(name):` around a call to another system: how it ends counts for the

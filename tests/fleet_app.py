@@ -63,6 +63,21 @@ def wait(command: Command, context: Context) -> None:
         time.sleep(0.02)
 
 
+@registry.handler("shop", "Iterate")
+def iterate(command: Command, context: Context) -> None:
+    """An effect for each number of its data, with a checkpoint after each 10th; the next execution
+    goes on after 30, or if the process stops."""
+    for n, number in enumerate(range(context.resumed or 0, command.data), 1):
+        context.connection.execute(
+            "INSERT INTO effect VALUES (%s, %s)", (command.command_id, number)
+        )
+        time.sleep(0.005)
+        if n % 10 == 0:
+            context.checkpoint(number + 1)
+            if n == 30 or context.stopping:
+                return context.again()
+
+
 @registry.handler("shop", "Sleep")
 def sleep(command: Command, context: Context) -> None:
     time.sleep(command.data)

@@ -52,6 +52,17 @@ def test_a_context_remembers_what_the_handler_asked_for() -> None:
     assert (context.canceled, context.stopping, context.attempt) == (False, False, 2)
 
 
+def test_a_context_goes_on_from_a_checkpoint_and_remembers_the_next_ones() -> None:
+    context = make_context(resumed={"day": date(2026, 1, 2)})
+    assert context.resumed == {"day": "2026-01-02"}
+    assert (context.checkpoints, context.again_in) == ([], None)
+    context.checkpoint((1, 2))
+    context.again(delay=5)
+    assert (context.checkpoints, context.resumed, context.again_in) == ([[1, 2]], [1, 2], 5)
+    with pytest.raises(ValueError, match=r"checkpoint.x is nan"):
+        context.checkpoint({"x": float("nan")})
+
+
 def test_a_connection_is_given_or_refused_by_a_sentence(dsn: str) -> None:
     with pytest.raises(InvalidOperationError, match=r"make_context\(connection=\.\.\.\)"):
         make_context().connection  # noqa: B018

@@ -125,6 +125,30 @@ def test_a_failed_attempt_is_undone_and_retried_when_its_time_has_come(
     assert record is not None and record.status == "IN_TROUBLESHOOTING_QUEUE"
 
 
+def test_a_command_that_is_given_back_goes_on_from_its_checkpoint(
+    tester: CommandTester, bus: CommandBus, place: psycopg.Connection | None
+) -> None:
+    seen = []
+
+    def count_down(command: Command, context: Context) -> None:
+        seen.append(left := context.resumed if context.resumed is not None else command.data)
+        if left:
+            context.checkpoint(left - 1)
+            context.again(delay=600 if left == 1 else 0)
+
+    registry = HandlerRegistry()
+    registry.register("d", "T", count_down)
+    bus.send("d", "T", 2, connection=place)
+    done = tester.run_commands(registry, place, "idle")
+    assert [(each.outcome, each.charged, each.failed) for each in done] == [
+        ("RETRY", False, False),
+        ("RETRY", False, False),
+    ]
+    tester.travel(minutes=10, connection=place)
+    assert ends(tester.run_commands(registry, place)) == [("T", "COMPLETED")]
+    assert seen == [2, 1, 0]
+
+
 def test_all_commands_run_before_the_first_error_is_raised(
     tester: CommandTester, bus: CommandBus, inside: psycopg.Connection
 ) -> None:

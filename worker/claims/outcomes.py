@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from enum import StrEnum
 
 from cmdbus.checks import MAX_SECONDS
@@ -20,6 +21,10 @@ from cmdbus.retry import MAX_LOSSES, RetryPolicy
 MAX_MESSAGE = 2_000
 MAX_TRACEBACK = 20_000
 MAX_DETAILS = 20_000
+
+#: Seconds until a command that another worker must run is tried again: a share of its age, within
+#: bounds.
+_MIN_ELSEWHERE, _ELSEWHERE_SHARE, _MAX_ELSEWHERE = 5.0, 0.2, 600.0
 
 _CLASS_NAME = type.__dict__["__name__"]
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
@@ -124,6 +129,18 @@ def deferred(code: str, message: str, delay: float) -> Outcome:
     """The outcome of an execution that has found that its command must wait; uncharged, and without
     an event, as there may be many in a row."""
     return replace(interrupted(code, message, delay, lost=False), details=None)
+
+
+def elsewhere_in(age: timedelta) -> float:
+    """Seconds until another worker may run a command of this age; longer and longer, as each try
+    leaves an event."""
+    return min(max(_MIN_ELSEWHERE, age.total_seconds() * _ELSEWHERE_SHARE), _MAX_ELSEWHERE)
+
+
+def given_back(delay: float) -> Outcome:
+    """The outcome of an execution whose handler wants to go on in another one: uncharged, and
+    without an error and an event."""
+    return Outcome(kind=OutcomeKind.RETRY, charged=False, delay=delay)
 
 
 def not_to_be_run(attempts: int, max_attempts: int, losses: int) -> Outcome | None:

@@ -8,12 +8,13 @@ commit together, or neither.
 import os
 import random
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from datetime import UTC, datetime
+from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 
@@ -38,12 +39,15 @@ from cmdbus.worker.claims.outcomes import (
     Outcome,
     class_name,
     deferred,
+    elsewhere_in,
     failed,
+    given_back,
     interrupted,
     not_to_be_run,
     troubled,
 )
 from cmdbus.worker.execution.application_code import command_of, leave_fork, storable
+from cmdbus.worker.execution.checkpoints import Checkpoints
 from cmdbus.worker.execution.executing_thread import ExecutingThread, Handled
 from cmdbus.worker.execution.handler_batch import HandlerBatch
 from cmdbus.worker.execution.handler_connection import (
@@ -66,15 +70,14 @@ from cmdbus.worker.execution.session_errors import (
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
+Result = TypeVar("Result")
+
 #: SQLSTATEs of a server that has crashed, or is starting.
 _SERVER_WENT = ("57P02", "57P03")
 #: The server is shut down, or this session alone was ended, perhaps by the command itself.
 _SESSION_ENDED = "57P01"
 #: Seconds until a command that an outage has interrupted runs again.
 _AFTER_OUTAGE = 1.0
-#: Seconds until a command that another worker must run is tried again: a share of its age, within
-#: bounds.
-_MIN_ELSEWHERE, _ELSEWHERE_SHARE, _MAX_ELSEWHERE = 5.0, 0.2, 600.0
 _PLAN_CHANGED = "PLAN_CHANGED"
 #: Executions of a command that may end with it. After a migration each session fails once, and a
 #: retry may meet another one.
@@ -88,6 +91,8 @@ class Execution:
 
     #: The pause that the handler has asked for, in seconds.
     retry_delay: float | None = None
+    #: Seconds until the command runs again, if the handler gives it back.
+    again_in: float | None = None
     #: The outcome that was settled in the handler's transaction.
     committed: Finished | None = None
     #: It has timed out, and housekeeping has its outcome.
@@ -170,7 +175,8 @@ class Execution:
                         leave_fork()
                     with self._opening:
                         self._over = True
-                outcome = storable(result)
+                again_in = self.again_in
+                outcome = storable(result) if again_in is None else given_back(again_in)
                 if self._transaction is None:
                     failpoint(AFTER_RETURN)
                     return outcome
@@ -210,7 +216,8 @@ class Execution:
             self.was_kept = error.name == self.bound_to and not self.has_called
             return deferred("BREAKER_OPEN", str(error), error.retry_after)
         if isinstance(error, NotHereError):
-            return interrupted(error.code, str(error), self._elsewhere_in(), lost=False)
+            age = datetime.now(UTC) - self.claim.created_at
+            return interrupted(error.code, str(error), elsewhere_in(age), lost=False)
         if self._session_is_gone() and (ended := session_error(error)):
             return interrupted(
                 "POOL_EXHAUSTED" if isinstance(ended, PoolExhausted) else "DATABASE_AWAY",
@@ -224,12 +231,6 @@ class Execution:
             return interrupted(_PLAN_CHANGED, str(error), _AFTER_OUTAGE, lost=False)
         trace = "".join(traceback.format_exception(error))
         return self._fate(error, trace)
-
-    def _elsewhere_in(self) -> float:
-        """Seconds until another worker may run it; longer and longer, as each try leaves an
-        event."""
-        age = datetime.now(UTC) - self.claim.created_at
-        return min(max(_MIN_ELSEWHERE, age.total_seconds() * _ELSEWHERE_SHARE), _MAX_ELSEWHERE)
 
     def _is_lost(self, error: psycopg.Error) -> bool | None:
         """Whether this very command may have ended its session; see Outcome."""
@@ -278,17 +279,39 @@ class Execution:
             if self._over:
                 raise InvalidOperationError(USED_AFTER_RETURN)
             if self._transaction is None:
-                self._touched = True
-                self._session = self._thread.connect()
-                try:
-                    self._transaction = self._begin(self._session)
-                except SESSION_ERRORS:
-                    if not self._session.closed:
-                        raise
-                    # It ended after the thread's latest command, so it is no loss of this one.
-                    self._session = self._thread.connect()
-                    self._transaction = self._begin(self._session)
+                self._transaction = self._in_session(self._begin)
             return self._transaction
+
+    def _in_session(self, work: Callable[[Connection], Result]) -> Result:
+        self._touched = True
+        self._session = self._thread.connect()
+        try:
+            return work(self._session)
+        except SESSION_ERRORS:
+            if not self._session.closed:
+                raise
+            # It ended after the thread's latest command, so it is no loss of this one.
+            self._session = self._thread.connect()
+            return work(self._session)
+
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self._statements, self.claim, self._run_statement)
+
+    def _run_statement(self, name: str, work: Callable[[Connection, bool], Result]) -> Result:
+        """In the transaction if that is open, else by itself."""
+        if os.getpid() != self._thread.pid:
+            raise InvalidOperationError(
+                f"{name} was used in a forked process: use it in the handler's own"
+            )
+        with self._opening:
+            if self._over:
+                raise InvalidOperationError(
+                    f"{name} was used after the handler returned: use it before you return"
+                )
+            if self._transaction is not None:
+                return work(self._transaction.connection, True)
+            return self._in_session(lambda session: work(session, False))
 
     def orm_session(self) -> "Session":
         transaction = self.transaction()

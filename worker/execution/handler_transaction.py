@@ -48,7 +48,7 @@ class SettlementBlockedError(CmdbusError):
         self.code = code
 
 
-def _is_blocked(error: psycopg.Error, schema: str) -> bool:
+def is_blocked(error: psycopg.Error, schema: str) -> bool:
     """Not by what the same outcome would meet again: a limit of temporary files, or something
     that a trigger of the handler's tables misses."""
     if isinstance(error, psycopg.errors.ConfigurationLimitExceeded):
@@ -116,7 +116,7 @@ class HandlerTransaction:
                 raise self._refusal(error, done[0].claim) from error
             if lacks_partition(error):
                 self._make_partitions()
-            elif not _is_blocked(error, self._statements.schema):
+            elif not is_blocked(error, self._statements.schema):
                 raise
             raise SettlementBlockedError(_BLOCKED, reason(error)) from error
         if lost is None:

@@ -81,6 +81,7 @@ class Maintenance:
         if removed:
             logger.debug("removed %s commands that their domains do not keep any longer", removed)
         self._retention.remove_batches(connection)
+        self._retention.remove_checkpoints(connection)
         self._unhandled.report(connection)
         return self._retention.sweep_in(connection)
 

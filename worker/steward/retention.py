@@ -153,6 +153,11 @@ class Retention:
         work = partial(self._repeat, remove, _MAX_ROWS, until=0)
         return self._attempt("batches", work)
 
+    def remove_checkpoints(self, connection: Connection) -> int:
+        """Those of commands that have ended; returns how many."""
+        remove = partial(self._statements.value, connection, "retain_checkpoints")
+        return self._attempt("checkpoints", partial(self._repeat, remove, _MAX_ROWS, until=0))
+
     def sweep_in(self, connection: Connection) -> float:
         """Seconds until the next sweep; at most MIN_SWEEP_SECONDS, as settings may change."""
         waits = [keep.sweep_in for keep in self._keeps(connection).values()]

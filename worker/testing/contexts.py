@@ -75,6 +75,16 @@ class MadeContext(Context):
         return self._made.retry_delay
 
     @property
+    def again_in(self) -> float | None:
+        """The seconds of `again`; None if it was not called."""
+        return self._made.again_in
+
+    @property
+    def checkpoints(self) -> list[object]:
+        """What `checkpoint` was given, as JSON keeps it, in the order of its calls."""
+        return self._made.checkpoints.saved
+
+    @property
     def extended(self) -> float:
         """The seconds of all calls of `extend`."""
         return self._made.extended
@@ -100,6 +110,7 @@ def make_context(
     timeout: float | None = None,
     canceled: bool = False,
     stopping: bool = False,
+    resumed: object = None,
     batch_id: UUID | None = None,
     schema: str = "cmdbus",
 ) -> MadeContext:
@@ -112,9 +123,23 @@ def make_context(
     seconds = Timeouts().thread if timeout is None else check_seconds("timeout", timeout)
     made = _Made(given, session, seconds, batch_id, schema)
     made.canceled, made.stopping = canceled, stopping
+    made.checkpoints = _Checkpoints(resumed)
     command = command or make_command("test", "Test")
     check_whole("attempt", attempt, 1)
     return MadeContext(command, attempt, check_whole("max_attempts", max_attempts, 1), made)
+
+
+class _Checkpoints:
+    def __init__(self, resumed: object) -> None:
+        self.saved: list[object] = []
+        self._resumed = decode(encode(resumed, what="resumed"))
+
+    def save(self, data: object) -> None:
+        self.saved.append(decode(encode(data, what="checkpoint")))
+
+    @property
+    def latest(self) -> object:
+        return self.saved[-1] if self.saved else self._resumed
 
 
 class _Batch:
@@ -138,6 +163,8 @@ class _Made:
 
     canceled = False
     stopping = False
+    again_in: float | None = None
+    checkpoints: "_Checkpoints"
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class Executed:
 
     @property
     def failed(self) -> bool:
-        """Not if a breaker has put it off."""
+        """Not if a breaker has put it off, or the handler has given it back."""
         ended = self.outcome in (OutcomeKind.FAILED, OutcomeKind.TROUBLE)
         return ended or (self.outcome == OutcomeKind.RETRY and self.charged)
 

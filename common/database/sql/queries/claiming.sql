@@ -188,8 +188,8 @@ WHERE s.upto <= %(bytes)s::bigint OR s.nth = 1;
 -- name: find_ends
 -- How the executions of an incarnation ended, in the order of their claims; NULL where that is not
 -- known. Anything but a completion leaves an event of the claim's token, which comes first, as an
--- operator may have completed the command since; a command that a breaker has kept from a call
--- waits in scheduled.
+-- operator may have completed the command since. One that its handler gave back, or that a breaker
+-- has kept from a call, waits with that token: in scheduled, and then in ready.
 SELECT coalesce(
     (SELECT CASE e.kind
             WHEN 'LOST' THEN 'LOST'
@@ -210,11 +210,24 @@ SELECT coalesce(
         LIMIT 1),
     (SELECT 'INTERRUPTED' FROM {schema}.scheduled s
         WHERE s.domain = k.domain AND s.command_id = k.command_id AND s.token = k.token
-            AND s.claimer = %(claimer)s AND s.error_code = 'BREAKER_OPEN'
+            AND s.claimer = %(claimer)s
+        LIMIT 1),
+    (SELECT 'INTERRUPTED' FROM {schema}.ready r
+        WHERE r.domain || '' = k.domain AND r.command_id = k.command_id AND r.token = k.token
+            AND r.claimer IS NULL
         LIMIT 1))
 FROM unnest(%(domains)s::text[], %(command_ids)s::uuid[], %(tokens)s::bigint[])
     WITH ORDINALITY k (domain, command_id, token, place)
 ORDER BY place;
+
+-- name: read_checkpoint
+-- The checkpoint of a claim's command, unless the claim was lost; no row if there is none.
+SELECT c.data::text
+FROM {schema}.ready r
+JOIN {schema}.checkpoint c
+    ON c.domain = r.domain AND c.command_id = r.command_id AND c.created_at = r.created_at
+WHERE r.domain = %(domain)s AND r.priority = %(priority)s AND r.id = %(id)s
+    AND r.token = %(token)s AND r.claimer = %(claimer)s AND r.command_id = %(command_id)s;
 
 -- name: count_failures
 -- The executions of a command that ended with an error of this code.

@@ -68,6 +68,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
 GRANT SELECT, INSERT ON
     {schema}.troubleshooting, {schema}.finished, {schema}.event, {schema}.incarnation,
     {schema}.tally TO {role};
+GRANT SELECT, INSERT, UPDATE ON {schema}.checkpoint TO {role};
 GRANT SELECT ON
     {schema}.command, {schema}.batch, {schema}.batch_state, {schema}.domain,
     {schema}.domain_event,

@@ -42,6 +42,10 @@ troubleshooting AS (
         due_at = due_at - by.shift, expires_at = expires_at - by.shift,
         claimed_at = claimed_at - by.shift, failed_at = failed_at - by.shift
     FROM by),
+checkpoint AS (
+    UPDATE {schema}.checkpoint SET created_at = created_at - by.shift,
+        saved_at = saved_at - by.shift
+    FROM by),
 unique_command AS (
     UPDATE {schema}.unique_command SET held_until = held_until - by.shift FROM by),
 lane AS (
@@ -80,6 +84,7 @@ DELETE FROM {schema}.finished;
 DELETE FROM {schema}.event;
 DELETE FROM {schema}.identity;
 DELETE FROM {schema}.unique_command;
+DELETE FROM {schema}.checkpoint;
 DELETE FROM {schema}.batch_state;
 DELETE FROM {schema}.tally;
 DELETE FROM {schema}.process_step;

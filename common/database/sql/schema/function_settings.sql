@@ -18,7 +18,8 @@ BEGIN
              ' find_full_key fitting fold_batch lock_processes lock_shared lock_waiting'
              ' move_into_lanes next_expiry next_opening note_changes note_lost promote release'
              ' renew renew_claim request_cancel resolve_keys resolve_own retain_batches'
-             ' retain_day retain_processes retain_unique retry_process set_aside settle'
+             ' retain_checkpoints retain_day retain_processes retain_unique retry_process'
+             ' save_checkpoint set_aside settle'
              ' signal_process start_batches suspect_waits take take_unique',
              'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
@@ -39,7 +40,7 @@ BEGIN
             -- Claims of other types go on if a claim's client has frozen.
             ('lock_shared', 'SET lock_timeout = ''50ms'''),
             -- Gives up where settlements would wait behind it; days begin in UTC.
-            ('make_partitions retain_day retain_domain retain_domain_events retain_incarnations'
+            ('make_partitions retain_checkpoints retain_day retain_domain retain_domain_events retain_incarnations'
              ' retain_processes retain_unique',
              'SET lock_timeout = ''100ms'' SET timezone = ''UTC'' SET jit = off'),
             -- Every function whose text is parsed when it is called.
