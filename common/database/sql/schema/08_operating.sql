@@ -161,10 +161,11 @@ AS $$
 $$;
 
 -- Gives a waiting command another time or priority, if not NULL, with an event; p_delay is in
--- seconds from now. Returns 'waiting', 'expired' (it is by then), or what cancel returns. The token never goes back, the id
--- is a new one, above all floors, and an ended lease counts its loss, as a claim would have
--- counted it. A command claimed meanwhile stays. One that waits at a limit keeps its position in
--- its lane; one that has not begun loses it if it is delayed. Waits for a locked row.
+-- seconds from now. Returns 'waiting', 'expired' (it is by then), or what cancel returns. The token
+-- never goes back, the id is a new one, above all floors, and an ended lease counts its loss, as a
+-- claim would have counted it. A command claimed meanwhile stays. One that waits at a limit keeps
+-- its position in its lane; one that has not begun loses it if it is delayed. Waits for a locked
+-- row.
 CREATE FUNCTION {schema}.reschedule(
     p_domain text, p_command_id uuid, p_delay double precision, p_run_at timestamptz,
     p_priority smallint, p_operator text, p_reason text, p_call bigint

@@ -74,7 +74,7 @@ DECLARE
     after jsonb;
 BEGIN
     CASE p_change.subject
-        WHEN 'limit' THEN PERFORM {schema}.put_in_force();
+        WHEN 'limit' THEN PERFORM {schema}.put_limits_in_force();
         WHEN 'breaker' THEN PERFORM {schema}.put_breakers_in_force();
         WHEN 'schedule' THEN PERFORM {schema}.put_schedules_in_force();
     END CASE;

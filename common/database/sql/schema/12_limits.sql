@@ -159,7 +159,7 @@ AS $$
 $$;
 
 -- Puts in force what is declared and set; called after begin_limit_change.
-CREATE FUNCTION {schema}.put_in_force() RETURNS void
+CREATE FUNCTION {schema}.put_limits_in_force() RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
@@ -251,7 +251,7 @@ BEGIN
         coalesce(l.on_trouble, 'block'), coalesce(l.fair, false), coalesce(l.per_node, false),
         coalesce(l.covers, '{}')
     FROM json_populate_recordset(NULL::{schema}.limit_declared, p_limits) l;
-    PERFORM {schema}.put_in_force();
+    PERFORM {schema}.put_limits_in_force();
     RETURN QUERY
     SELECT e.name, {schema}.declaration(e), CASE WHEN l.name IS NOT NULL
         THEN {schema}.declaration(l) END

@@ -4,8 +4,8 @@
 -- wait in limited, in front of a claim that finds a place for them: it moves their rows into ready
 -- and claims them at once. The place that a command holds is its row, so that no place is lost with
 -- a process: it is free when the row moves on. Only claims lock a lane, never a sender, whose
--- transaction may last an hour; after the lock they count the rows again, with a snapshot that shows
--- what others have committed.
+-- transaction may last an hour; after the lock they count the rows again, with a snapshot that
+-- shows what others have committed.
 --
 -- A claim looks only at lanes that have a turn. A turn is left by each transaction that adds to a
 -- lane or frees a place of it, and by a claim that leaves commands that it could have taken. A lane
@@ -41,8 +41,8 @@ CREATE TRIGGER leave_turns AFTER INSERT ON {schema}.limited
 ALTER TABLE {schema}.limited ENABLE ALWAYS TRIGGER leave_turns;
 
 -- The trigger of turn, at the end of the transaction: wakes those that wait for the lane, or for a
--- place of a limit that it shares, unless the transaction itself has used the turn. It is not queued
--- while no node waits: one that arms later claims until this transaction has ended.
+-- place of a limit that it shares, unless the transaction itself has used the turn. It is not
+-- queued while no node waits: one that arms later claims until this transaction has ended.
 CREATE FUNCTION {schema}.wake_for_turn() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$

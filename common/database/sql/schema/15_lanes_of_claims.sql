@@ -28,6 +28,29 @@ BEGIN
 END
 $$;
 
+-- Makes those of these lanes that have no row; false if it has made none. Never waits for another
+-- claim that makes the same lanes, and whose client may have frozen.
+CREATE FUNCTION {schema}.make_lanes(p_lanes {schema}.lane_key[]) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    WITH new AS MATERIALIZED (
+        SELECT m.domain, m.type, m.key,
+            hashtext(m.domain || ' ' || m.type || ' ' || m.key) & 63 AS bucket
+        FROM unnest(p_lanes) m
+        WHERE NOT EXISTS (SELECT FROM {schema}.lane l
+                          WHERE l.domain = m.domain AND l.type = m.type AND l.key = m.key)
+    ), buckets AS MATERIALIZED (
+        SELECT n.bucket FROM (SELECT DISTINCT bucket FROM new) n
+        WHERE pg_try_advisory_xact_lock('{schema}.lane'::regclass::oid::integer, n.bucket)
+    )
+    INSERT INTO {schema}.lane (domain, type, key)
+    SELECT n.domain, n.type, n.key FROM new n JOIN buckets b ON b.bucket = n.bucket
+    ON CONFLICT DO NOTHING;
+    RETURN FOUND;
+END
+$$;
+
 -- Locks lanes of these types that have a turn or whose rate lets them start again, and removes
 -- these turns. Skips turns and lanes that another claim has locked: it has an equal right to them,
 -- and those of the lanes stay. A claim of some priorities takes their turns, and of the first 100
@@ -41,6 +64,7 @@ AS $$
 DECLARE
     lanes {schema}.locked_lane[];
     missing {schema}.lane_key[];
+    has_made_lanes boolean;
     -- No call in the statement, which would read all lanes that wait for their rate.
     present timestamptz := clock_timestamp();
 BEGIN
@@ -102,22 +126,8 @@ BEGIN
         INTO lanes, missing
         FROM each e;
         EXIT WHEN missing IS NULL;
-        -- Never waits for another claim that makes the same lanes, and whose client may have
-        -- frozen.
-        WITH new AS MATERIALIZED (
-            SELECT m.domain, m.type, m.key,
-                hashtext(m.domain || ' ' || m.type || ' ' || m.key) & 63 AS bucket
-            FROM unnest(missing) m
-            WHERE NOT EXISTS (SELECT FROM {schema}.lane l
-                              WHERE l.domain = m.domain AND l.type = m.type AND l.key = m.key)
-        ), buckets AS MATERIALIZED (
-            SELECT n.bucket FROM (SELECT DISTINCT bucket FROM new) n
-            WHERE pg_try_advisory_xact_lock('{schema}.lane'::regclass::oid::integer, n.bucket)
-        )
-        INSERT INTO {schema}.lane (domain, type, key)
-        SELECT n.domain, n.type, n.key FROM new n JOIN buckets b ON b.bucket = n.bucket
-        ON CONFLICT DO NOTHING;
-        EXIT WHEN NOT FOUND OR lanes IS NOT NULL;
+        has_made_lanes := {schema}.make_lanes(missing);
+        EXIT WHEN NOT has_made_lanes OR lanes IS NOT NULL;
     END LOOP;
     RETURN lanes;
 END

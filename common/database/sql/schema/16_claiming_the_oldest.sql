@@ -1,5 +1,42 @@
 -- Claims of the oldest commands, whatever their priority, for workers that give these a share.
 
+-- Of these queues the lowest id above the floor that can be claimed, NULL if there is none, and the
+-- number of their commands among the p_count lowest of all; the queue with the lowest id first.
+CREATE FUNCTION {schema}.queues_by_age(
+    p_domains text[], p_priorities smallint[], p_floors bigint[], p_types text[], p_count integer,
+    p_most_losses smallint, p_lease interval,
+    OUT domain text, OUT priority smallint, OUT floor bigint, OUT first bigint, OUT number integer
+) RETURNS SETOF record
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    present timestamptz := clock_timestamp();
+    latest_end timestamptz := present + p_lease + p_lease / 3;
+BEGIN
+    RETURN QUERY
+    SELECT f.domain, f.priority, f.floor, min(f.id) AS lowest,
+        count(*) FILTER (WHERE f.id IS NOT NULL AND f.rank <= p_count)::integer
+    FROM (
+        SELECT q.domain, q.priority, q.floor, r.id, row_number() OVER (ORDER BY r.id) AS rank
+        FROM unnest(p_domains, p_priorities, p_floors) q (domain, priority, floor)
+        LEFT JOIN LATERAL (
+            SELECT r.id FROM {schema}.ready r
+            WHERE r.domain = q.domain AND r.priority = q.priority AND r.id > q.floor
+                AND (r.lease_until IS NULL
+                     OR r.lease_until NOT BETWEEN present AND latest_end)
+                AND (r.domain || ' ' || r.type) = ANY (p_types)
+                AND r.losses + (r.claimer IS NOT NULL)::integer <= p_most_losses
+                AND {schema}.has_not_expired(r.expires_at, r.claimed_at, present)
+            ORDER BY r.domain, r.priority, r.id
+            LIMIT p_count) r ON true
+        WHERE NOT EXISTS (
+            SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
+    ) f
+    GROUP BY f.domain, f.priority, f.floor
+    ORDER BY lowest;
+END
+$$;
+
 -- Claims up to p_count commands with the lowest ids of all these queues, each above its floor, as
 -- claim does in each queue; called by claim_with_oldest.
 --
@@ -19,32 +56,12 @@ DECLARE
     seen_to bigint := coalesce(pg_sequence_last_value('{schema}.ready_id_seq'::regclass), 0);
     -- Ids that are read again, as their rows may be committed later; see floors.py.
     overlap constant integer := 1000;
-    present timestamptz := clock_timestamp();
-    latest_end timestamptz := present + p_lease + p_lease / 3;
     taken integer := 0;
     bytes bigint := p_bytes;
 BEGIN
     FOR queue IN
-        SELECT f.domain, f.priority, f.floor, min(f.id) AS first,
-            count(*) FILTER (WHERE f.id IS NOT NULL AND f.rank <= p_count)::integer AS number
-        FROM (
-            SELECT q.domain, q.priority, q.floor, r.id, row_number() OVER (ORDER BY r.id) AS rank
-            FROM unnest(p_domains, p_priorities, p_floors) q (domain, priority, floor)
-            LEFT JOIN LATERAL (
-                SELECT r.id FROM {schema}.ready r
-                WHERE r.domain = q.domain AND r.priority = q.priority AND r.id > q.floor
-                    AND (r.lease_until IS NULL
-                         OR r.lease_until NOT BETWEEN present AND latest_end)
-                    AND (r.domain || ' ' || r.type) = ANY (p_types)
-                    AND r.losses + (r.claimer IS NOT NULL)::integer <= p_most_losses
-                    AND {schema}.has_not_expired(r.expires_at, r.claimed_at, present)
-                ORDER BY r.domain, r.priority, r.id
-                LIMIT p_count) r ON true
-            WHERE NOT EXISTS (
-                SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
-        ) f
-        GROUP BY f.domain, f.priority, f.floor
-        ORDER BY first
+        SELECT * FROM {schema}.queues_by_age(
+            p_domains, p_priorities, p_floors, p_types, p_count, p_most_losses, p_lease)
     LOOP
         IF queue.number > 0 THEN
             FOR claim IN

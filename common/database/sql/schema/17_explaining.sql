@@ -1,10 +1,10 @@
 -- Why a command does not run now.
 
 -- What is known about a command, wherever it is; no row if it is unknown. source is its table;
--- nodes, handlers and claimers count the nodes that live, those of them that run its type, and those
--- that also claim its priority; ahead counts the commands that these nodes claim before it, among
--- the first p_count that wait, and is NULL for one that is not in ready. No payload or message,
--- which monitors may not see.
+-- nodes, handlers and claimers count the nodes that live, those of them that run its type, and
+-- those that also claim its priority; ahead counts the commands that these nodes claim before it,
+-- among the first p_count that wait, and is NULL for one that is not in ready. No payload or
+-- message, which monitors may not see.
 CREATE FUNCTION {schema}.explain(
     p_domain text, p_command_id uuid, p_count integer,
     OUT source text, OUT type text, OUT status text, OUT error_code text, OUT attempts integer,
@@ -93,10 +93,10 @@ $$;
 
 -- Which limits a command waits at, if it waits in limited (keyed: with a key): one row for each
 -- that is reached. Their kind is 'order', 'places' or 'rate', name is that of the limit. most is
--- how many may run at once, on each node with per_node; commands are up to five of those that run,
--- and number is how many do, up to p_count. An ordered lane has one, in the table source. at is when
--- a rate lets the next one start, or that one is due. The last row, of kind 'ahead', has the number
--- of those that wait before it.
+-- the number that may run at once, on each node with per_node; commands are up to five of those
+-- that run, and number is their number, up to p_count. An ordered lane has one, in the table
+-- source. at is when a rate lets the next one start, or that one is due. The last row, of kind
+-- 'ahead', has the number of those that wait before it.
 CREATE FUNCTION {schema}.explain_limits(p_domain text, p_command_id uuid, p_count integer)
 RETURNS TABLE (
     kind text, name text, shared boolean, keyed boolean, most integer, per_node boolean,

@@ -117,7 +117,8 @@ END
 $$;
 
 -- Opens a breaker whose row is locked, for its cooldown or, by an operator, until one closes it.
-CREATE FUNCTION {schema}.open_breaker(p_breaker {schema}.breaker, p_by_operator boolean) RETURNS void
+CREATE FUNCTION {schema}.open_breaker(p_breaker {schema}.breaker, p_by_operator boolean)
+RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
@@ -182,8 +183,8 @@ END
 $$;
 
 -- Records how calls have ended; called by workers, after some, with an array of objects: the name
--- of a breaker, succeeded_ago and failed_ago as record_calls takes them, and the ends of probes: the
--- id of each and its verdict. Returns the names of breakers that other sessions have locked.
+-- of a breaker, succeeded_ago and failed_ago as record_calls takes them, and the ends of probes:
+-- the id of each and its verdict. Returns the names of breakers that other sessions have locked.
 CREATE FUNCTION {schema}.report_calls(p_reports json) RETURNS text[]
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$

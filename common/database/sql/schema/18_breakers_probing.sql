@@ -35,8 +35,8 @@ END
 $$;
 
 -- Lets these claims through as probes, and returns their ids; called after lock_probes in the same
--- transaction. A claim that is settled, and whose end is not reported, holds its place for p_seconds
--- from now at most.
+-- transaction. A claim that is settled, and whose end is not reported, holds its place for
+-- p_seconds from now at most.
 CREATE FUNCTION {schema}.note_probes(
     p_name text, p_claimer bigint, p_domains text[], p_priorities smallint[], p_ids bigint[],
     p_tokens bigint[], p_seconds double precision[]
@@ -86,9 +86,9 @@ BEGIN
 END
 $$;
 
--- Gives back the places of a process that ends, or is dead; called by that, or by stewards before they
--- release its claims. Until p_seconds have passed, or a cooldown if that is shorter, no other call
--- is let through: a command whose call ends its process would else repeat it at once.
+-- Gives back the places of a process that ends, or is dead; called by that, or by stewards before
+-- they release its claims. Until p_seconds have passed, or a cooldown if that is shorter, no other
+-- call is let through: a command whose call ends its process would else repeat it at once.
 CREATE FUNCTION {schema}.give_back_probes(p_claimer bigint, p_seconds double precision) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$

@@ -9,8 +9,8 @@ AS $$
     ORDER BY d.name, d.declared_at DESC, d.app
 $$;
 
--- Forgets the breaker p_name, or with NULL every one, if no app declares it; but one that an operator
--- keeps open stays so, and one of which terms are set stays as a closed one.
+-- Forgets the breaker p_name, or with NULL every one, if no app declares it; but one that an
+-- operator keeps open stays so, and one of which terms are set stays as a closed one.
 CREATE FUNCTION {schema}.forget_undeclared_breakers(p_name text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -186,7 +186,8 @@ BEGIN
     END CASE;
     INSERT INTO {schema}.breaker_set AS s (
         name, failures, window_seconds, cooldown_seconds, probes, operator, reason)
-    VALUES (p_name, p_failures, p_window_seconds, p_cooldown_seconds, p_probes, p_operator, p_reason)
+    VALUES (
+        p_name, p_failures, p_window_seconds, p_cooldown_seconds, p_probes, p_operator, p_reason)
     ON CONFLICT (name) DO UPDATE SET
         failures = coalesce(EXCLUDED.failures, s.failures),
         window_seconds = coalesce(EXCLUDED.window_seconds, s.window_seconds),

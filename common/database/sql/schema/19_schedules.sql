@@ -2,7 +2,7 @@
 -- or replace a declared one, and stewards send a command for each tick. Its nodes compute the
 -- ticks, because they read cron lines; see schedule_round.py.
 
--- When a schedule sends which command; the data is beside it. every and jitter are in seconds.
+-- When a schedule sends which command; the data is a column of its own. every and jitter are in seconds.
 CREATE TYPE {schema}.schedule_columns AS (
     domain {schema}.name, type {schema}.name, cron text, every integer, timezone text, missed text,
     jitter double precision, priority {schema}.priority, max_attempts {schema}.attempt_limit,
@@ -153,7 +153,7 @@ $$;
 
 -- Sends the commands of these ticks of a schedule, each with its id, and makes p_next the next
 -- one; p_left_out ticks are left out. p_due: when the commands are due; NULL: now. Nothing if
--- another session has locked the schedule, or it is not at this tick any more ('taken'). An id that
+-- another session has locked the schedule, or has moved it on to another tick ('taken'). An id that
 -- is there already was sent. The first tick that the domain refuses is the next one, and is tried
 -- again after p_retry seconds: returns why, as enqueue does.
 CREATE FUNCTION {schema}.send_ticks(

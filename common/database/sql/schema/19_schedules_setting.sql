@@ -36,8 +36,8 @@ BEGIN
 END
 $$;
 
--- Removes an added schedule; what is declared holds again. One that is only declared is removed if no
--- living node runs its type; otherwise 'declared'.
+-- Removes an added schedule; what is declared holds again. One that is only declared is removed if
+-- no living node runs its type; otherwise 'declared'.
 CREATE FUNCTION {schema}.remove_schedule(
     p_name text, p_operator text, p_reason text,
     p_call bigint DEFAULT NULL, p_again boolean DEFAULT false

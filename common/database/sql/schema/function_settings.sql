@@ -12,8 +12,8 @@ BEGIN
             -- its settings.
             ('add_to_batch advance_processes batch_keys cancel_batch cancel_in_batch'
              ' cancel_process cancel_processes_of_batch claim claim_oldest claim_row claim_suspect'
-             ' claim_with_lanes complete count_free_probes count_held_probes count_process count_shared'
-             ' end_batch_now end_batches end_deferrals'
+             ' claim_with_lanes complete count_free_probes count_held_probes count_process'
+             ' count_shared end_batch_now end_batches end_deferrals'
              ' end_step expire expire_step explain explain_limits find_due find_expired'
              ' find_full_key fitting fold_batch lock_processes lock_shared lock_waiting'
              ' move_into_lanes next_expiry next_opening note_changes note_lost promote release'
