@@ -18,8 +18,8 @@ from cmdbus.errors import (
 
 #: Failures on record are kept one by one.
 MAX_FAILURES, MAX_PROBES = 1000, 1000
-#: The share of a cooldown by which a deferred command is due later, at random, and the seconds at
-#: most: so long it may take to run after the breaker has closed.
+#: A deferred command is due later than its cooldown by a random share of it, at most this one, and
+#: by at most these seconds. It may run that much later than the breaker closes.
 _JITTER, _MAX_JITTER_SECONDS = 0.1, 0.5
 #: Seconds by which a command is deferred at least while other calls are probes.
 _MIN_DEFERRAL_SECONDS = 0.5

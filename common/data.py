@@ -1,6 +1,6 @@
 """Data of commands and results: any JSON value, checked before it is written and
-decoded with care when it is read. Values with a form of theirs in JSON, like times, become that.
-Pure.
+decoded with care when it is read. Values that JSON lacks and that have a documented form, like
+times, take that. Pure.
 
 Refused is data that JSON lacks, that PostgreSQL cannot hold, and that another
 supported Python could not decode again.

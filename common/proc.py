@@ -138,10 +138,10 @@ class CpuLoad:
 
 def _machine_seconds(stat: Path) -> tuple[float, float]:
     """Of the CPUs that the scheduler's affinity leaves: the seconds in use, and all."""
-    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     used = total = 0
     for name, *ticks in map(str.split, stat.read_text().splitlines()):
-        if name in ours:
+        if name in own:
             counts = [int(each) for each in ticks[_TICK_COLUMNS]]
             total += sum(counts)
             used += sum(counts) - sum(counts[_IDLE_COLUMNS])

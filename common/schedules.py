@@ -22,8 +22,8 @@ from cmdbus.priorities import PRIORITIES, check_priority
 from cmdbus.retry import MAX_ATTEMPTS
 from cmdbus.ticks import Ticks, check_cron, ticks_of, zone_of
 
-#: What becomes of ticks that are more than a minute late: one command for all that are due, one for
-#: each, or none.
+#: For ticks that are more than a minute late: one command for all that are due, one for each, or
+#: none.
 ONE, ALL, NONE = MISSED = ("one", "all", "none")
 #: Seconds of the longest interval, and of the longest jitter.
 MAX_EVERY, MAX_JITTER = 366 * 86400, 86400
@@ -32,18 +32,18 @@ _EVERY = re.compile(r"(\d{1,8}) ?(d|h|m|min|s)", re.ASCII)
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """What a schedule may be given besides its name and its command's domain and type."""
+    """The options of a schedule, other than its name and its command's domain and type."""
 
     #: Instead of a cron line: whole seconds, a timedelta, or a text like "15m". The ticks are the
     #: multiples of it since 1970-01-01 00:00 UTC.
     every: str | float | timedelta | None
-    #: In which the cron line is read, like "Europe/Zurich"; UTC by default.
+    #: The time zone in which the cron line is read, like "Europe/Zurich"; UTC by default.
     timezone: str | None
-    #: What becomes of ticks that are more than a minute late, for example because no worker ran:
+    #: For ticks that are more than a minute late, for example because no worker ran:
     #: "one" sends one command for all that are due by then, "all" one for each, at most 1,000, and
     #: "none" none for them.
     missed: str
-    #: Seconds, or a timedelta: the command is due so much later than its tick at most, which
+    #: Seconds, or a timedelta: the command is due later than its tick by at most this time, which
     #: depends on name and tick only.
     jitter: float | timedelta
     #: The command's.

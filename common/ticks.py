@@ -29,7 +29,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_READ = 20_000
 #: Ticks for which missed="all" sends commands.
 MAX_ALL = 1000
-#: How late a tick may be that is not missed: so long the restart of a steward may take.
+#: A tick that is later than this is missed. The restart of a steward takes less.
 GRACE = timedelta(minutes=1)
 MISSING = "cron lines are read by cronsim, which is not installed: pip install cronsim"
 #: Names that cron has for some lines.

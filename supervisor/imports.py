@@ -17,7 +17,7 @@ def preload() -> None:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """In a child that imports modules of ours: none of it is garbage, and each collection reads
+    """In a child that imports modules of cmdbus: none of it is garbage, and each collection reads
     all of it. The application is imported after that."""
     gc.disable()
     try:

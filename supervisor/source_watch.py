@@ -23,14 +23,15 @@ from cmdbus.timeouts import BOOT_SECONDS
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at the files.
+#: Seconds between two checks of the files.
 _POLL_SECONDS = 0.2
-#: Seconds without a change that end one: editors write a file several times.
+#: A change is over after these seconds without another: editors write a file several times.
 _SETTLE_SECONDS = 0.3
-#: Follows the last file: a process that the application has started may keep the pipe open.
+#: The line after the last file. The end of the pipe may not come, as a process that the application
+#: has started may keep it open.
 _END = "."
 _STDOUT, _STDERR = 1, 2
-#: By file, when it was changed; None for files that are only known to be there.
+#: The time of the latest change of each file; None for files of which only the presence counts.
 Snapshot = Mapping[Path, int | None]
 
 
@@ -54,7 +55,7 @@ class SourceWatch:
         if self._closed:
             return False
         if self.child.reap() is not None:
-            logger.error("files are not watched any more: the process that did so has exited")
+            logger.error("files are no longer watched: the process that watched them has exited")
             self.close()
             return False
         try:
@@ -108,16 +109,16 @@ def _snapshot(files: Iterable[Path]) -> dict[Path, int | None]:
 
 
 def _await_change(files: Iterable[Path], before: Snapshot) -> Path:
-    """Returns a file that has changed, once all of them have come to rest."""
+    """Returns a file that has changed, once no other changes."""
     while (now := _snapshot(files)) == before:
         time.sleep(_POLL_SECONDS)
     changed = min(difference(before, now))
-    rests_since = time.monotonic()
-    while time.monotonic() < rests_since + _SETTLE_SECONDS:
+    unchanged_since = time.monotonic()
+    while time.monotonic() < unchanged_since + _SETTLE_SECONDS:
         time.sleep(_SETTLE_SECONDS / 5)
         latest = _snapshot(files)
         if latest != now:
-            now, rests_since = latest, time.monotonic()
+            now, unchanged_since = latest, time.monotonic()
     return changed
 
 
@@ -128,7 +129,7 @@ def difference(before: Snapshot, now: Snapshot) -> set[Path]:
 
 
 def _files_of(app: str, close: int) -> list[Path]:
-    """The files of the application's modules, of one that cannot be imported as far as it was."""
+    """The files of the application's modules; if its import fails, of those that were loaded."""
     reader, writer = os.pipe()
     try:
         child = fork(lambda: _list_files(app, writer), close=[reader, close])
@@ -170,7 +171,7 @@ def _list_files(app: str, pipe: int) -> int:
 
 
 def _files_in(error: BaseException | None) -> Iterator[str]:
-    """Those that an import has failed in: their modules are not there."""
+    """The files in which an import has failed: their modules are not loaded."""
     while error is not None:
         if isinstance(error, SyntaxError) and error.filename:
             yield error.filename
@@ -182,7 +183,7 @@ def _files_in(error: BaseException | None) -> Iterator[str]:
 
 
 _OWN = Path(__file__).resolve().parent.parent
-#: Of Python itself and of installed packages.
+#: Folders of Python itself. A folder of installed packages has one of these names.
 _INSTALLED = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
 _PACKAGES = {"site-packages", "dist-packages"}
 

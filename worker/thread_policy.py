@@ -110,10 +110,10 @@ class ThreadPolicy:
         #: The latest trial found that fewer threads do more.
         self._fewer_gains = False
         self._probe_at, self._probe_pause = _PROBE_SECONDS, _PROBE_SECONDS
-        #: Of the latest decision, by which a change of the load is noticed.
+        #: The figures of the latest decision; a change of the load differs from them.
         self._reference: Figures | None = None
         self._changed_at, self._differs = 0.0, False
-        #: Since then threads idle, and so many were busy at most.
+        #: The time since which threads idle, and the most that were busy since then.
         self._idle_since: float | None = None
         self._idle_peak = 0.0
 

@@ -38,7 +38,8 @@ class DbapiConnection:
 
     @property
     def info(self) -> SimpleNamespace:
-        """What a driver does not say is not known. The driver begins a transaction by itself."""
+        """As that of psycopg, as far as the driver shows it. DB-API drivers begin a transaction by
+        themselves."""
         info, encoding = getattr(self._driver, "info", None), getattr(self._driver, "encoding", "")
         return SimpleNamespace(
             transaction_status=_INTRANS,
@@ -81,7 +82,7 @@ class DbapiCursor:
         self._rows: list[Row] = []
 
     def execute(self, text: bytes, values: Mapping[str, Any] | None, **_: object) -> "DbapiCursor":
-        """Ignores what psycopg prepares and reads in binary."""
+        """Ignores the options of psycopg, such as prepare and binary."""
         written, names = rendered(text, self._paramstyle)
         texts = [as_text((values or {})[name]) for name in names]
         by_name = self._paramstyle in ("pyformat", "named")

@@ -1,5 +1,5 @@
 """Statements and values for DB-API drivers, which have types and parameters of their own: every
-value goes as a text, which the statement casts, and what comes back is read by its type's number.
+value is passed as text, which the statement casts, and each column is read by its type's number.
 """
 
 import re
@@ -18,7 +18,7 @@ _PARAMETER = re.compile(r"%\((\w+)\)s(?:::(\w+(?: precision)?(?:\[\])?))?")
 _COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
 _CALL = re.compile(r"\bp_(\w+) => ")
 _CALLED = re.compile(r'FROM "\w+"\.(\w+)\(p_')
-#: Where neither a cast nor a function's declaration says the type.
+#: Types of parameters that have neither a cast nor a function's declaration.
 _TYPES = {
     **dict.fromkeys(("batch_id", "command_id", "process_id"), "uuid"),
     **dict.fromkeys(("count", "limit", "offset"), "bigint"),
@@ -81,7 +81,7 @@ def as_text(value: Any) -> str | None:
 
 
 def reader_of(oid: object) -> Reader:
-    """For the columns of this type."""
+    """For columns of the type with this number."""
     return _READERS.get(oid, _same)
 
 
@@ -101,5 +101,5 @@ def _uuids(value: str | Sequence[Any] | None) -> list[UUID | None] | None:
     return None if value is None else [_uuid(each) for each in value]
 
 
-#: By the numbers of the types uuid and uuid[].
+#: The keys are the numbers of the types uuid and uuid[].
 _READERS: dict[object, Reader] = {2950: _uuid, 2951: _uuids}

@@ -11,7 +11,7 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 def literal_reader(values: Sequence[Any]) -> Reader:
-    """Of values, or members of an Enum, by their forms."""
+    """Finds the value, or the member of an Enum, that has the form of the data."""
     known = {_key(value, f"Literal[{value!r:.80}]"): value for value in values}
     shown = ", ".join(repr(value) for _, value in known)
 
@@ -50,12 +50,12 @@ def optional_reader(read_value: Reader) -> Reader:
 
 
 def object_or_other_reader(of_object: Reader, of_other: Reader) -> Reader:
-    """What an object lacks is said about the one arm that it can be meant for."""
+    """Only `of_object` reads objects, so that a Mismatch names what is wrong with its fields."""
     return lambda data: of_object(data) if type(data) is dict else of_other(data)
 
 
 def tagged_reader(tag: str, by_value: Mapping[str, Reader]) -> Reader:
-    """Of objects that a field tells apart."""
+    """Reads objects of several types, which differ in the value of the field `tag`."""
     read_tag = literal_reader([*by_value])
 
     def read(data: Any) -> Any:
@@ -73,7 +73,7 @@ def tagged_reader(tag: str, by_value: Mapping[str, Reader]) -> Reader:
 
 
 def _key(value: Any, where: str) -> tuple[type, Any]:
-    """By type, too: True equals 1."""
+    """The form of a value, with its type, because True equals 1."""
     form = form_of(value)
     form = form_of(form)  # The value of a member may have a form of its own.
     if type(form) not in _SCALARS:

@@ -16,7 +16,7 @@ def list_reader(of_item: Reader) -> Reader:
 
 
 def tuple_reader(of_item: Reader) -> Reader:
-    """Of any length."""
+    """Reads tuples of any length."""
     read_list = list_reader(of_item)
     return lambda data: tuple(read_list(data))
 

@@ -24,14 +24,15 @@ from uuid import UUID
 from cmdbus.payloads.durations import duration_text
 from cmdbus.payloads.pydantic_models import dump, is_pydantic
 
-#: Of an application: the form of a value that has none here; a TypeError if it knows none either.
+#: A function of the application, which returns the form of a value that has none here; a TypeError
+#: if it knows none either.
 Encoder = Callable[[Any], Any]
 
 _PLAIN = (str, int, float, bool, type(None))
 
 
 class TooDeepError(ValueError):
-    """It may contain itself."""
+    """The value is nested too deeply: it may contain itself."""
 
 
 def plain(value: Any, encoder: Encoder | None = None, *, room: int) -> Any:
@@ -55,7 +56,7 @@ def plain(value: Any, encoder: Encoder | None = None, *, room: int) -> Any:
 
 
 def form_of(value: Any) -> Any:
-    """The form of this value, in which others may need a form of theirs; itself if it has none."""
+    """The form of this value, in which values may need one, too; itself if it has none."""
     match value:
         case Enum():
             return value.value

@@ -1,4 +1,4 @@
-"""Makes the reader of a type, once, so that reading looks at no types any more. Pure."""
+"""Makes the reader of a type, once: reading itself then inspects no types. Pure."""
 
 import types
 import typing
@@ -48,7 +48,8 @@ def name_of(kind: Any) -> str:
 
 class _Readers:
     def __init__(self) -> None:
-        #: Of models; one that contains itself is here while it is made.
+        #: Readers of models by their types; that of a model which contains itself also while it is
+        #: being made.
         self._models: dict[Any, Reader] = {}
 
     def of(self, kind: Any) -> Reader:

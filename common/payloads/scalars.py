@@ -12,7 +12,7 @@ from cmdbus.payloads.mismatch import Mismatch, Reader, expected
 
 
 def exactly(kind: type, what: str) -> Reader:
-    """Of what JSON has itself."""
+    """Reads values of a type that JSON has."""
 
     def read(data: Any) -> Any:
         if type(data) is kind:

@@ -43,7 +43,7 @@ class SetBreaker:
 
     #: Terms with their values; for all others the latest declaration holds.
     values: dict[str, Any]
-    #: Of the latest change.
+    #: The operator of the latest change.
     operator: str | None
     reason: str | None
     set_at: datetime
@@ -55,14 +55,14 @@ class BreakerRecord:
 
     name: str
     state: BreakerState
-    #: Since when.
+    #: When it got this state.
     changed_at: datetime
-    #: Since when it is not CLOSED, through failed probes; None while it is.
+    #: When it opened, before probes that have failed since; None while it is CLOSED.
     opened_at: datetime | None
     #: Failures on record while it is CLOSED.
     failures: int
-    #: From when on probes are let through; None while it is CLOSED, and if an operator keeps it
-    #: open.
+    #: The end of its cooldown, after which probes are let through; None while it is CLOSED, and if
+    #: an operator keeps it open.
     retry_at: datetime | None
     #: Probes that are being made.
     probing: int

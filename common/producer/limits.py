@@ -45,7 +45,7 @@ class SetLimit:
 
     #: Options of `set` with their values; for all others the latest declaration holds.
     values: dict[str, Any]
-    #: Of the latest change.
+    #: The operator of the latest change.
     operator: str | None
     reason: str | None
     set_at: datetime
@@ -163,7 +163,7 @@ class _Row(NamedTuple):
     at: datetime
     operator: str | None
     reason: str | None
-    #: What is covered, or the columns that are set.
+    #: The types and domains that a declaration covers, or the columns that are set.
     names: list[str]
     concurrency: int | None
     starts_per_second: float | None

@@ -43,9 +43,9 @@ class ListeningSession:
         meanwhile: its descriptor would be another's."""
         with (
             suppress(OSError, psycopg.Error),
-            socket.socket(fileno=os.dup(self.connection.fileno())) as ours,
+            socket.socket(fileno=os.dup(self.connection.fileno())) as socket_,
         ):
-            ours.shutdown(socket.SHUT_RDWR)
+            socket_.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.connection.close()

@@ -107,8 +107,8 @@ def mistyped_variables(context: click.Context) -> Iterator[str]:
     """A sentence for each variable of the environment that sets nothing and whose name is near to
     one that does. Others may be the application's."""
     names = {(each.name or "").upper() for each in context.command.params}
-    ours = [name.removeprefix(_PREFIX) for name in os.environ if name.startswith(_PREFIX)]
-    for name in sorted(set(ours) - names - _NOT_SETTINGS):
+    names_set = [name.removeprefix(_PREFIX) for name in os.environ if name.startswith(_PREFIX)]
+    for name in sorted(set(names_set) - names - _NOT_SETTINGS):
         # Compared without what they have in common, which makes all of them look near.
         if question := did_you_mean(name, names).replace("'", f"'{_PREFIX}", 1):
             yield f"the environment variable {_PREFIX}{name} sets nothing: {question}"

@@ -93,9 +93,9 @@ def abort_io(connection: Connection | None) -> None:
     if connection is not None and not connection.closed:
         with (
             suppress(OSError, psycopg.Error),
-            socket.socket(fileno=os.dup(connection.fileno())) as ours,
+            socket.socket(fileno=os.dup(connection.fileno())) as socket_,
         ):
-            ours.shutdown(socket.SHUT_RDWR)
+            socket_.shutdown(socket.SHUT_RDWR)
 
 
 def end_session(connection: Connection) -> None:

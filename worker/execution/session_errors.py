@@ -9,7 +9,7 @@ from cmdbus.errors import CommandError
 #: Errors of a session that has ended. The server ends an idle transaction later than the worker
 #: gives up its command: if it does, the whole process or machine was stopped.
 SESSION_ERRORS = (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout)
-#: What SQLAlchemy raises at each use of a session after an error that has ended its transaction.
+#: The error of SQLAlchemy at each use of a session after one that has ended its transaction.
 _AFTER_ERROR = ("sqlalchemy.exc", "PendingRollbackError")
 #: Errors from one to the one it was made of, and so on: a chain may be a circle.
 _MAX_CHAIN = 20

@@ -31,15 +31,15 @@ _SAME_SECONDS = 0.5
 
 
 class _Tries:
-    """To claim probes of one breaker; they begin anew after each of its cooldowns."""
+    """Tries to claim probes of one breaker; the first follows each of its cooldowns."""
 
     def __init__(self, retry_at: float, cooldown: float, floors: ProbeFloors) -> None:
-        #: When probes are let through.
+        #: The end of the cooldown.
         self.retry_at = retry_at
         self.next_at = retry_at + random.uniform(0, _JITTER_SECONDS)
         longest = min(max(cooldown, _MAX_PAUSE_SECONDS), _MAX_LONG_PAUSE_SECONDS)
         self.pauses = Backoff(_MIN_PAUSE_SECONDS, longest)
-        #: Of its types; they last, as the types do.
+        #: Floors of the breaker's types, which outlast a cooldown.
         self.floors = floors
         #: The latest try was made by the latest claim, and found no command above the floors: a
         #: wake-up can change that, or a look below them.

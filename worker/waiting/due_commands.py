@@ -28,12 +28,12 @@ _QUICK, _SLOW = 0.25, 1.0
 
 
 class Move(NamedTuple):
-    """What becomes of commands at a time of theirs."""
+    """What happens to commands at a certain time, such as their expiry."""
 
     statement: str
     #: The statement that reads the key of the first row, and its table.
     find_first: str
-    #: Of a row that no statement moves, and of a chunk.
+    #: Messages about a row that no statement moves, and about a chunk.
     problem: str
     warning: str
 
