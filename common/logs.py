@@ -11,7 +11,6 @@ in a thread of their own: they may wait, even for ever, for what they write to.
 import json
 import logging
 import os
-import select
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -22,8 +21,6 @@ from typing import Any
 from cmdbus.printable import hanging
 from cmdbus.stderr import STDERR, Stderr
 
-#: Bytes that a pipe takes as a whole or not at all.
-_CHUNK_BYTES = select.PIPE_BUF
 #: Attributes of every record, which logging refuses in `extra`.
 RESERVED = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _NAME = "cmdbus"
@@ -301,7 +298,7 @@ class StderrHandler(logging.Handler):
         data = b"\n" + data if self._torn else data
         whole = len(data)
         while data:
-            data = data[self._stderr.write(data[:_CHUNK_BYTES]) :]
+            data = data[self._stderr.write(data) :]
             self._torn = 0 < len(data) < whole
 
 

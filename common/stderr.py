@@ -10,8 +10,13 @@ import stat
 STDERR = 2
 
 
+#: Bytes that a pipe takes as a whole or not at all.
+_CHUNK_BYTES = select.PIPE_BUF
+
+
 class Stderr:
-    """Writes as much as fits at the moment, or raises.
+    """Writes as much as fits at the moment, or raises. Where no write waits, it is one write, so
+    that a long line has no line of another process in its middle.
 
     All processes of a node write to the same pipe and share its flags. So it is opened once more,
     with flags of its own; where that is not possible, its room is checked before each write. It is
@@ -71,7 +76,7 @@ class Stderr:
         poll.register(descriptor, select.POLLOUT)
         if not poll.poll(0):
             raise BlockingIOError
-        return os.write(descriptor, data)
+        return os.write(descriptor, data[:_CHUNK_BYTES])
 
     def close(self) -> None:
         is_ours = self._own is not None and self._leads_to_stderr(self._own)

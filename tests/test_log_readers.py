@@ -1,6 +1,7 @@
 """Log lines of a process whose stderr is not read, is full, or is closed: it never waits."""
 
 import errno
+import fcntl
 import logging
 import os
 import signal
@@ -99,6 +100,26 @@ def test_many_that_write_into_the_last_room_of_a_pipe_do_not_wait_for_each_other
             wait([reader], 10)
             os.read(reader, SMALLEST_PIPE)
         assert [ended(child, 5) for child in children] == [ExitStatus(0, 0)] * 4
+
+
+def test_long_lines_of_several_processes_do_not_mix() -> None:
+    """As tracebacks of a fleet whose database is away: each is more than a pipe takes as a whole
+    in any case, and a reader of JSON needs whole lines."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 2**20)
+    children = []
+    for number in range(4):
+
+        def run(text: str = str(number) * 12 * SMALLEST_PIPE) -> None:
+            for _ in range(4):
+                logger.warning("%s", text)
+
+        children.append(with_stderr(run, writer))
+    assert [ended(child) for child in children] == [ExitStatus(0, 0)] * 4
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        messages = [event["message"] for event in parsed(lines.read())]
+    assert len(messages) == 16 and all(len(set(message)) == 1 for message in messages)
 
 
 def test_a_socket_that_is_not_read_drops_lines_too() -> None:
