@@ -1,7 +1,7 @@
 """What a handler gets together with its command."""
 
 import logging
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -11,7 +11,7 @@ from uuid import UUID
 from cmdbus.checks import check_seconds
 from cmdbus.clock import time
 from cmdbus.command import Command
-from cmdbus.logs import RESERVED
+from cmdbus.command_log import CommandLogger, fields_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -84,14 +84,11 @@ class Context:
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
         """A logger whose records carry command_id, command_type, domain, attempt and
         correlation_id."""
-        about = {
-            "command_id": str(self._command.command_id),
-            "command_type": self._command.type,
-            "domain": self._command.domain,
-            "attempt": self.attempt,
-            "correlation_id": str(self._command.correlation_id),
-        }
-        return _CommandLog(_LOGGER, about)
+        about = self._command
+        fields = fields_of(
+            about.command_id, about.domain, about.type, about.correlation_id, self.attempt
+        )
+        return CommandLogger(_LOGGER, fields)
 
     @property
     def connection(self) -> "psycopg.Connection[Any]":
@@ -174,16 +171,3 @@ class Context:
         breaker may let it through, uncharged. Inside a block of the same breaker, and in a handler
         that is bound to it, it changes nothing."""
         return self._execution.breaker(name)
-
-
-class _CommandLog(logging.LoggerAdapter[logging.Logger]):
-    """Adds the command to the `extra` of each call, where a name that every record has gets an
-    underscore: logging would raise a KeyError for it."""
-
-    def process(
-        self, message: Any, kwargs: MutableMapping[str, Any]
-    ) -> tuple[Any, MutableMapping[str, Any]]:
-        given = kwargs.get("extra") or {}
-        renamed = {f"{name}_" if name in RESERVED else name: given[name] for name in given}
-        kwargs["extra"] = {**(self.extra or {}), **renamed}
-        return message, kwargs

@@ -26,6 +26,14 @@ RESERVED = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _NAME = "cmdbus"
 #: The logger of `context.log`, whose lines are the handler's own.
 _OF_HANDLERS = "cmdbus.handler"
+#: The fields of a command in a line for people, in their order.
+_SHOWN = {
+    "command_id": "command",
+    "domain": "domain",
+    "command_type": "type",
+    "attempt": "attempt",
+    "correlation_id": "correlation",
+}
 #: Seconds to wait for the lock of a handler that no thread holds for long.
 _LOCK_SECONDS = 1.0
 #: Lines that wait for the application's handlers; more are dropped there.
@@ -315,22 +323,41 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(hanging(super().format(record), "    "))
 
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line, fields = super().formatMessage(record), in_text(vars(record))
+        return line if line.endswith(fields) else f"{line} {fields}"  # else it has them already
+
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return _time(record)
 
 
+def in_text(fields: Mapping[str, object]) -> str:
+    """What a line says of its command, as far as that is known:
+    `command=ID type=DOMAIN/TYPE attempt=N correlation=ID`. Empty for any other line."""
+    if "command_id" not in fields:
+        return ""
+    known = {shown: fields[name] for name, shown in _SHOWN.items() if name in fields}
+    if {"domain", "type"} <= known.keys():
+        known["type"] = f"{known.pop('domain')}/{known['type']}"
+    return " ".join(f"{name}={value}" for name, value in known.items())
+
+
 class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        """What a message of cmdbus says of its command is left out of it, as there are fields."""
+        fields, message = in_text(vars(record)), record.getMessage()
         event: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname.lower(),
             "pid": record.process,
             "thread": record.threadName,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": message.removesuffix(f" {fields}") if fields else message,
         }
         if record.exc_info:
             event["traceback"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            event["traceback"] = record.exc_text
         if record.stack_info:
             event["stack"] = self.formatStack(record.stack_info)
         more = {key: value for key, value in vars(record).items() if key not in RESERVED}

@@ -115,7 +115,8 @@ def test_a_row_that_cannot_be_claimed_goes_to_troubleshooting_and_the_others_run
         all_good_are_done(bus)
         assert failures(worker) >= 1
     assert "a round trip failed (new row for relation" in caplog.text
-    assert f"command {bad[0]} (domain payments" in caplog.text
+    about = f"command={bad[0]} type=payments/Bad attempt=1 correlation={bad[0]}"
+    assert [m for m in caplog.messages if "cannot be claimed: moved" in m and m.endswith(about)]
     bus.troubleshooting.cancel("payments", bad[0], operator="ann")
 
 
@@ -216,7 +217,9 @@ def test_a_lease_that_cannot_be_renewed_keeps_no_other_from_it(
         sent = {type: bus.send("payments", type) for type in ("Bad", "Good")}
         gate.wait_for(2)
         await_renewals(dsn, sent["Good"])
-        assert f"cannot renew the lease of command {sent['Bad']}" in caplog.text
+        about = f"command={sent['Bad']} type=payments/Bad attempt=1 correlation={sent['Bad']}"
+        lines = [line for line in caplog.messages if line.startswith("cannot renew the lease of a")]
+        assert lines and all(line.endswith(about) for line in lines)
         gate.open.set()
         assert bus.wait("payments", sent["Good"]).attempts == 1
 

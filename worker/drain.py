@@ -9,6 +9,7 @@ import psycopg
 
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
+from cmdbus.command_log import log_about
 from cmdbus.printable import joined
 from cmdbus.worker.claims.claim import STOPPED, Claim, Connection
 from cmdbus.worker.claims.connections import ThreadConnection
@@ -115,7 +116,8 @@ class Drain:
             unsettled.settle_old(self._connection, slot, 0.0)
         unsettled.find_out(self._connection, slot)
         for entry in left:
-            logger.error("the outcome of %s could not be stored in time", entry.claim.label)
+            message = "the outcome of a command could not be stored in time"
+            log_about(logger, logging.ERROR, entry.claim.log_fields, message)
 
     def _report_calls(self) -> None:
         """Tries again: another session may have locked a breaker."""
@@ -155,7 +157,8 @@ class Drain:
             released += more
         self._in_flight.free(held)
         for claim in released:
-            logger.error("%s did not end in time: released, it runs again", claim.label)
+            message = "command did not end in time: released, it runs again"
+            log_about(logger, logging.ERROR, claim.log_fields, message)
 
     def _release_begun(self, connection: Connection, claims: Sequence[Claim]) -> list[Claim]:
         """An order to stop counts no loss. A verdict does, and so does any other signal, which the

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from cmdbus.command import Command
+from cmdbus.command_log import fields_of, log_about
 from cmdbus.context import Context
 from cmdbus.database.pool import Connection
 from cmdbus.errors import NotHereError
@@ -222,14 +223,8 @@ class ProcessGroup:
 
 
 def _drop(command: Command, why: str, level: int = logging.WARNING) -> None:
-    logger.log(
-        level,
-        "dropped command %s (%s/%s): %s",
-        command.command_id,
-        command.domain,
-        command.type,
-        why,
-    )
+    fields = fields_of(command.command_id, command.domain, command.type, command.correlation_id)
+    log_about(logger, level, fields, "dropped a command: %s", why)
 
 
 def _lost_reply(transition: Transition, row: ProcessRow) -> Reply | None:

@@ -196,7 +196,10 @@ SETTINGS = (
     ),
     Setting("--log-format", type=click.Choice(["text", "json"]), default="text"),
     Setting(
-        "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"
+        "--log-level",
+        "debug: also a line for each command that completes.",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
     ),
     Setting("--check", "Only check whether it could start: exit 0 or 3.", is_flag=True, owner=None),
     Setting("--drain", "Exit 0 when nothing runs and nothing is claimable.", is_flag=True),

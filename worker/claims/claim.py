@@ -10,6 +10,7 @@ from uuid import UUID
 import psycopg
 
 from cmdbus.board.views import ClaimView
+from cmdbus.command_log import fields_of
 from cmdbus.retry import SUSPECT_LOSSES
 from cmdbus.selection import ALL_PRIORITIES
 from cmdbus.settings import CLAIM_BYTES
@@ -68,8 +69,10 @@ class Claim(NamedTuple):
         return self.other_correlation_id or self.command_id
 
     @property
-    def label(self) -> str:
-        return f"command {self.command_id} ({self.domain}/{self.type})"
+    def log_fields(self) -> dict[str, object]:
+        return fields_of(
+            self.command_id, self.domain, self.type, self.correlation_id, self.attempts + 1
+        )
 
 
 class ClaimKey(NamedTuple):

@@ -8,8 +8,10 @@ import logging
 from collections.abc import Set
 
 from cmdbus.clock import time
+from cmdbus.command_log import log_about
 from cmdbus.worker.claims.claim import ClaimKey, Connection, Fence, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements, Table
+from cmdbus.worker.claims.log_fields import log_fields
 from cmdbus.worker.claims.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, reason
 
@@ -70,7 +72,6 @@ class RejectedRows:
             self._late.add(fence)
             return False
         why = ascii_text(reason(error), MAX_MESSAGE)
-        where = f"command {key.command_id} (domain {key.domain}, row {key.id}) {what}"
         try:
             moved = self._statements.set_aside(connection, key, "NOT_CLAIMABLE", why, table)
         except Exception as second:
@@ -80,14 +81,19 @@ class RejectedRows:
                 self._late.add(fence)
                 return False
             if fence not in self._skipped:
-                message = "%s: %s; nor moved to troubleshooting: %s; skipped"
-                logger.error(message, where, why, reason(second))
+                message = "row %s %s: %s; nor moved to troubleshooting: %s; skipped"
+                self._log(connection, key, message, what, why, reason(second))
             self._skipped[fence] = time.monotonic() + SKIP_SECONDS
             return False
         self._skipped.pop(fence, None)
         if moved:
-            logger.error("%s: moved to the troubleshooting queue: %s", where, why)
+            message = "row %s %s: moved to the troubleshooting queue: %s"
+            self._log(connection, key, message, what, why)
         return moved
+
+    def _log(self, connection: Connection, key: ClaimKey, message: str, *args: object) -> None:
+        about = log_fields(self._statements, connection, key)
+        log_about(logger, logging.ERROR, about, message, key.id, *args)
 
 
 def _recent(rows: dict[Fence, float], now: float) -> dict[Fence, float]:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 
+from cmdbus.command_log import log_about
 from cmdbus.worker.claims.claim import Claim, Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.halving import in_halves
@@ -32,5 +33,5 @@ def release(
 
 
 def warn_of_release(claim: Claim, error: Exception) -> None:
-    message = "cannot release %s (%s): it can be claimed when its lease ends"
-    logger.error(message, claim.label, reason(error))
+    message = "cannot release a command (%s): it can be claimed when its lease ends"
+    log_about(logger, logging.ERROR, claim.log_fields, message, reason(error))

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from cmdbus.clock import time
+from cmdbus.command_log import log_about
 from cmdbus.worker.claims.claim import ClaimRef, Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.claims.log_fields import log_fields
 from cmdbus.worker.claims.rejections import may_be_of_one_row, reason
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ class Renewal:
                         raise
                     failed, size = True, max(len(some) // 2, 1)
                     if len(some) == 1:
-                        _warn(some[0][1], error)
+                        self._warn(connection, some[0][1], error)
                     else:
                         waiting += some
         finally:
@@ -83,11 +85,11 @@ class Renewal:
             grouped.setdefault(pair[0], []).append(pair[1])
         return self._statements.renew(connection, grouped)
 
+    def _warn(self, connection: Connection, key: ClaimRef, error: Exception) -> None:
+        message = "cannot renew the lease of a command (%s): it can be claimed when that ends"
+        about = log_fields(self._statements, connection, key)
+        log_about(logger, logging.ERROR, about, message, reason(error))
+
 
 def _name(pair: _Held) -> tuple[int, int, UUID]:
     return pair[0], pair[1].id, pair[1].command_id
-
-
-def _warn(key: ClaimRef, error: Exception) -> None:
-    message = "cannot renew the lease of command %s (%s): it can be claimed when that ends"
-    logger.error(message, key.command_id, reason(error))

@@ -1,18 +1,13 @@
-"""The settlement of a single outcome, and the messages about settled ones."""
-
-import logging
+"""The settlement of a single outcome."""
 
 import psycopg
 
-from cmdbus.board.counters import OutcomeLabel
 from cmdbus.database import schema as schemas
 from cmdbus.errors import SchemaError
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
 from cmdbus.worker.claims.claim_statements import ClaimStatements
-from cmdbus.worker.claims.outcomes import MAX_MESSAGE, OutcomeKind, ascii_text, troubled
+from cmdbus.worker.claims.outcomes import MAX_MESSAGE, ascii_text, troubled
 from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_partition, reason
-
-logger = logging.getLogger(__name__)
 
 
 def settle_one(
@@ -48,36 +43,3 @@ def make_partitions(statements: ClaimStatements, connection: Connection) -> None
     except (psycopg.Error, SchemaError):
         if connection.closed:
             raise
-
-
-def log_end(finished: Finished) -> None:
-    """Called after the settlement: a hung handler may hold the log's lock."""
-    claim, outcome, max_attempts, *_ = finished
-    name, text = claim.label, " ".join((outcome.message or "").split())
-    if outcome.charged and outcome.code is not None:
-        logger.warning(
-            "%s failed in attempt %s of %s: %s: %s; %s",
-            name,
-            claim.attempts + 1,
-            max_attempts,
-            outcome.code,
-            text,
-            f"again in {outcome.delay:.1f} s" if outcome.delay is not None else "not tried again",
-        )
-    if outcome.kind is OutcomeKind.TROUBLE:
-        logger.error(
-            "%s is in the troubleshooting queue, where an operator must decide: %s: %s",
-            name,
-            outcome.code,
-            text,
-        )
-
-
-def log_not_settled(claim: Claim, end: OutcomeLabel | None) -> None:
-    """The settlement found no row; `end` is None if the lease was lost."""
-    lost = "nothing that it wrote through its connection landed"
-    if end is OutcomeLabel.CANCELED:
-        logger.info("%s was canceled while it ran: %s", claim.label, lost)
-    else:
-        message = "%s was lost before it was settled: %s, and it runs again elsewhere"
-        logger.warning(message, claim.label, lost)

@@ -29,6 +29,7 @@ import psycopg
 
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
+from cmdbus.command_log import log_about
 from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.connections import ThreadConnection
@@ -134,11 +135,11 @@ class Pipeline:
             self._telemetry.lost(thread.slot, claim)
             self.in_flight.free([claim])
             self.breakers.not_settled(claim)
-        logger.exception(
-            "the thread of %s met an error outside of its handler: the command runs again "
-            "when its lease ends",
-            claim.label,
+        message = (
+            "a thread met an error outside of its handler: its command runs again when its lease "
+            "ends"
         )
+        log_about(logger, logging.ERROR, claim.log_fields, message, exc_info=True)
         return stays
 
     def _run(self, thread: WorkerThread, entry: Entry) -> bool:

@@ -14,7 +14,8 @@ from cmdbus.board.seats import Seat
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim, Finished
-from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
+from cmdbus.worker.claims.ends import label_of, logs_completions
+from cmdbus.worker.claims.outcomes import OutcomeKind
 from cmdbus.worker.pipeline.process_health import ProcessHealth
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class Telemetry:
             slot.counters.ended(index, end, len(seconds))
             slot.counters.handler_duration.observe(index, seconds)
         self.health.ended(time.monotonic(), succeeded=succeeded, failures=failures)
-        return to_log
+        return list(done) if logs_completions() else to_log
 
     def _count(self, slot: Slot, claim: Claim, end: OutcomeLabel) -> None:
         command_type = self.seat.command_type(claim.domain, claim.type)
@@ -143,12 +144,6 @@ class Telemetry:
             "avg_process_time": sum(view.sum for view in durations) / max(1, runs),
             "claim_failures": counters.counts["claim_failures"],
         }
-
-
-def label_of(outcome: Outcome) -> OutcomeLabel:
-    if outcome.kind is OutcomeKind.RETRY and not outcome.charged:
-        return OutcomeLabel.INTERRUPTED
-    return OutcomeLabel[outcome.kind]
 
 
 def _shown(

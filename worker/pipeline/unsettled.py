@@ -13,14 +13,16 @@ from operator import itemgetter
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
+from cmdbus.command_log import log_about
 from cmdbus.failpoints import SETTLED, failpoint
 from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.claims.claim import Claim, Finished, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
+from cmdbus.worker.claims.ends import log_end, log_not_settled
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_a_right, reason
-from cmdbus.worker.claims.settlement import log_end, log_not_settled, settle_one
+from cmdbus.worker.claims.settlement import settle_one
 from cmdbus.worker.pipeline.in_flight import ROW_LOCKED, ROW_MISSING, InFlight
 from cmdbus.worker.pipeline.telemetry import Telemetry
 
@@ -174,7 +176,7 @@ class Unsettled:
             if self.breakers is not None:
                 self.breakers.not_settled(finished.claim)
             self._in_flight.free([finished.claim])
-            self.log_later(partial(log_not_settled, finished.claim, end))
+            self.log_later(partial(log_not_settled, finished, end))
             return
         charged = end is not OutcomeLabel.INTERRUPTED
         kind = OutcomeKind[end.name] if charged else OutcomeKind.RETRY
@@ -226,11 +228,10 @@ class Unsettled:
                 if cause is Cause.ROWS
                 else (logging.WARNING, "cannot be stored yet")
             )
-            message = (
-                f"the outcome of {finished.claim.label} {what} ({why}): trying again every "
-                f"{_DEFERRED_SECONDS:g} s"
-            )
-            self.log_later(partial(logger.log, level, "%s", message))
+            message = "the outcome of a command %s (%s): trying again every %g s"
+            about = finished.claim.log_fields
+            log = partial(log_about, logger, level, about, message, what, why, _DEFERRED_SECONDS)
+            self.log_later(log)
         self._last_warning = why
 
 

@@ -27,12 +27,13 @@ from cmdbus.retry import SUSPECT_LOSSES, RetryPolicy
 from cmdbus.timeouts import RESCUE_SECONDS
 from cmdbus.worker.claims.claim import Claim, Connection, Finished, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.claims.ends import log_end
 from cmdbus.worker.claims.halving import in_halves
 from cmdbus.worker.claims.outcomes import failed
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
 from cmdbus.worker.claims.releasing import warn_of_release
 from cmdbus.worker.claims.sessions import end_sessions
-from cmdbus.worker.claims.settlement import log_end, settle_one
+from cmdbus.worker.claims.settlement import settle_one
 from cmdbus.worker.steward.attribution import Attribution, attribute, begun
 
 logger = logging.getLogger(__name__)

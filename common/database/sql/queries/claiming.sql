@@ -155,6 +155,22 @@ SELECT domain, priority, id, token, command_id, claimer
 FROM {schema}.ready
 WHERE claimer = %(claimer)s;
 
+-- name: describe_command
+-- What lines of log say of a command, whose row may have been moved to troubleshooting just now.
+-- Without a domain it is one that is claimed.
+SELECT domain, type, correlation_id, attempts + 1
+FROM (
+    SELECT domain, type, correlation_id, attempts FROM {schema}.ready
+    WHERE command_id = %(command_id)s
+    UNION ALL SELECT domain, type, correlation_id, attempts FROM {schema}.scheduled
+    WHERE domain = %(domain)s::text AND command_id = %(command_id)s
+    UNION ALL SELECT domain, type, correlation_id, attempts FROM {schema}.limited
+    WHERE domain = %(domain)s::text AND command_id = %(command_id)s
+    UNION ALL SELECT domain, type, correlation_id, attempts FROM {schema}.troubleshooting
+    WHERE domain = %(domain)s::text AND command_id = %(command_id)s
+) found
+LIMIT 1;
+
 -- name: find_held
 -- The positions of those of these claims that are still their claimer's.
 SELECT k.position FROM {schema}.ready r
