@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
+import trips
 from queries import counts, rows
+from trips import ALL, ShortBooking, Trip
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, InvalidOperationError
 from cmdbus.database.statements import load
 from cmdbus.testing import CommandTester
 
@@ -19,14 +21,75 @@ def tester(dsn: str) -> CommandTester:
     return CommandTester(dsn)
 
 
-def registry_of(type: str) -> HandlerRegistry:
+def registry_of(type: str, rate: str | None = None) -> HandlerRegistry:
     registry = HandlerRegistry()
 
-    @registry.handler("d", type, concurrency=1)
+    @registry.handler("d", type, concurrency=1, rate=rate)
     def nothing(command: Command, context: Context) -> None:
         pass
 
     return registry
+
+
+def test_a_process_takes_all_its_steps_until_idle(
+    tester: CommandTester, bus: CommandBus, sender: psycopg.Connection
+) -> None:
+    process_id = bus.start_process("trips", "Booking", Trip(), connection=sender)
+    done = tester.run_commands(trips.registry_of(), sender, until="idle")
+    assert [each.type for each in done if each.domain == "bookings"] == ["Flight", "Hotel", "Car"]
+    process = bus.get_process(process_id, connection=sender)
+    assert process is not None and (process.status, process.state["seen"]) == ("COMPLETED", ALL)
+
+
+def test_travel_ends_the_step_of_a_process_at_its_deadline(
+    tester: CommandTester, bus: CommandBus, sender: psycopg.Connection
+) -> None:
+    registry = HandlerRegistry()
+    registry.register_process(ShortBooking())
+    for type in ("Flight", "CancelFlight"):  # The hotel never answers.
+        registry.register("bookings", type, lambda command, context: None)
+    bus.start_process("trips", "Booking", Trip(), connection=sender)
+    tester.run_commands(registry, sender, until="idle")
+    tester.travel(seconds=1, connection=sender)
+    done = tester.run_commands(registry, sender, until="idle")
+    assert [each.type for each in done if each.domain == "bookings"] == ["CancelFlight"]
+
+
+def test_a_handler_that_commits_the_tests_own_session_cannot_be_undone_alone(
+    tester: CommandTester, bus: CommandBus, sender: psycopg.Connection
+) -> None:
+    registry = HandlerRegistry()
+
+    @registry.handler("d", "T")
+    def ends_the_savepoint_around_it(command: Command, context: Context) -> None:
+        context.connection.execute("RELEASE outer_one")
+        raise OSError("no")
+
+    bus.send("d", "T", connection=sender)
+    sender.execute("SAVEPOINT outer_one")
+    with pytest.raises(InvalidOperationError, match="committed the session of the test itself"):
+        tester.run_commands(registry, sender)
+
+
+@pytest.mark.long  # It waits for a lock.
+def test_rows_that_another_transaction_has_locked_are_not_cleared(
+    tester: CommandTester, bus: CommandBus, sender: psycopg.Connection
+) -> None:
+    bus.send("d", "T")
+    tester.run_commands(registry_of("T"), sender)
+    with pytest.raises(InvalidOperationError, match="while a transaction has locked some of them"):
+        tester.clear()
+
+
+def test_travel_lets_a_rate_start_the_next_command(
+    tester: CommandTester, bus: CommandBus, sender: psycopg.Connection
+) -> None:
+    registry = registry_of("T", rate="1/hour")
+    for _ in range(2):
+        bus.send("d", "T", connection=sender)
+    assert len(tester.run_commands(registry, sender, "idle")) == 1
+    tester.travel(hours=1, connection=sender)
+    assert len(tester.run_commands(registry, sender, "idle")) == 1
 
 
 def test_sent_lists_what_was_sent_instead(

@@ -122,7 +122,7 @@ def test_the_test_of_a_handler_passes_as_its_page_says(
         timeout=40,
     )
     assert done.returncode == 0, done.stdout
-    assert "4 passed" in done.stdout
+    assert "5 passed" in done.stdout
 
 
 _PLUGIN_TESTS = """
@@ -138,6 +138,11 @@ def test_commands_are_run_and_their_time_comes(bus, run_commands, sent, travel):
     [done] = run_commands(registry, raises=False)
     assert done.error_code == "KeyError"
     sent("payments", "DebitAccount", count=1)
+
+
+def test_rows_that_a_fixture_has_locked_are_cleared_after_it(shop_db, bus, run_commands):
+    bus.send("payments", "DebitAccount", {"account_id": 1, "amount": 5})
+    assert len(run_commands(registry, shop_db)) == 1
 
 
 def test_no_command_is_left_of_another_test(sent):

@@ -18,7 +18,6 @@ from cmdbus import (
     HandlerRegistry,
     InvalidOperationError,
     RetryPolicy,
-    SendRequest,
 )
 from cmdbus.testing import CommandTester
 from cmdbus.testing.executed import Executed
@@ -87,24 +86,20 @@ def test_a_command_runs_with_all_its_effects(
     [done] = tester.run_commands(registry_of("T"), place)
     assert (done.command_id, done.outcome, done.attempt) == (sent, "COMPLETED", 1)
     assert done.result == {"data": {"n": 1}}
-    record = bus.get("d", sent, connection=place)
-    assert record is not None and (record.status, record.attempts) == ("COMPLETED", 1)
+    assert [each.status for each in bus.query(connection=place)] == ["COMPLETED"]
 
 
 def test_commands_run_in_the_order_of_priority_and_of_sending(
     tester: CommandTester, bus: CommandBus, inside: psycopg.Connection
 ) -> None:
-    registry = registry_of("A", "B")
+    registry = registry_of("A", "B", "D")
     registry.register("c", "C", wrote)
     for domain, type, priority in [
-        ("d", "A", "low"),
-        ("d", "B", "normal"),
-        ("c", "C", "normal"),
-        ("d", "A", "high"),
+        *[("d", "A", "low"), ("d", "B", "normal"), ("c", "C", "normal"), ("d", "D", "high")],
     ]:
         bus.send(domain, type, priority=priority, connection=inside)
     done = tester.run_commands(registry, inside)
-    assert [each.type for each in done] == ["A", "B", "C", "A"]
+    assert [each.type for each in done] == ["D", "B", "C", "A"]
 
 
 def test_a_failed_attempt_is_undone_and_retried_when_its_time_has_come(
@@ -162,47 +157,6 @@ def test_all_commands_run_before_the_first_error_is_raised(
     assert attempts == 1
 
 
-def chained() -> HandlerRegistry:
-    """Each A sends a B, which replies."""
-    registry = HandlerRegistry()
-
-    @registry.handler("d", "A")
-    def first(command: Command, context: Context) -> None:
-        with CommandBus("host=nowhere") as bus:
-            bus.send("d", "B", reply_to="d", connection=context.connection)
-
-    @registry.handler("d", "B")
-    @registry.handler("d", "Reply")
-    @registry.handler("d", "Over")
-    def other(command: Command, context: Context) -> None:
-        pass
-
-    return registry
-
-
-def test_what_commands_send_runs_until_idle_only(
-    tester: CommandTester, bus: CommandBus, place: psycopg.Connection | None
-) -> None:
-    registry = chained()
-    bus.send("d", "A", connection=place)
-    assert ends(tester.run_commands(registry, place)) == [("A", "COMPLETED")]
-    bus.send("d", "A", connection=place)
-    done = tester.run_commands(registry, place, "idle")
-    assert [each.type for each in done] == ["B", "A", "Reply", "B", "Reply"]
-
-
-def test_a_batch_ends_and_sends_what_it_is_to_send(
-    tester: CommandTester, bus: CommandBus, inside: psycopg.Connection
-) -> None:
-    registry = chained()
-    requests = [SendRequest("d", "B") for _ in range(2)]
-    batch = bus.create_batch("d", requests, on_complete=SendRequest("d", "Over"), connection=inside)
-    done = tester.run_commands(registry, inside, until="idle")
-    assert [each.type for each in done] == ["B", "B", "Over"]
-    found = bus.get_batch(batch, connection=inside)
-    assert found is not None and found.status == "COMPLETED"
-
-
 def test_a_limited_type_runs_one_after_another_and_leaves_what_is_sent_meanwhile(
     tester: CommandTester, bus: CommandBus, inside: psycopg.Connection
 ) -> None:
@@ -217,17 +171,6 @@ def test_a_limited_type_runs_one_after_another_and_leaves_what_is_sent_meanwhile
         bus.send("d", "T", 1, connection=inside)
     assert len(tester.run_commands(registry, inside)) == 2
     assert len(tester.run_commands(registry, inside, "idle")) == 2
-
-
-def test_travel_lets_a_rate_start_the_next_command(
-    tester: CommandTester, bus: CommandBus, inside: psycopg.Connection
-) -> None:
-    registry = registry_of("T", rate="1/hour")
-    for _ in range(2):
-        bus.send("d", "T", connection=inside)
-    assert len(tester.run_commands(registry, inside, "idle")) == 1
-    tester.travel(hours=1, connection=inside)
-    assert len(tester.run_commands(registry, inside, "idle")) == 1
 
 
 def test_travel_moves_a_schedule_to_its_tick(
@@ -264,7 +207,7 @@ def test_travel_lets_an_open_breaker_probe(
 
 
 def test_travel_ends_the_lease_of_a_worker_that_has_died(
-    tester: CommandTester, bus: CommandBus, claimer: object, connection: psycopg.Connection
+    tester: CommandTester, bus: CommandBus, connection: psycopg.Connection
 ) -> None:
     bus.send("d", "T")
     connection.execute(
@@ -314,6 +257,22 @@ def test_an_error_of_the_database_leaves_the_tests_transaction_usable(
     assert [each.error_code for each in done] == ["DivisionByZero"] * 2
 
 
+def test_an_outcome_that_cannot_be_stored_leaves_the_tests_transaction_usable(
+    tester: CommandTester, bus: CommandBus, inside: psycopg.Connection
+) -> None:
+    inside.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN RAISE EXCEPTION $$not this one$$; END';"
+        "CREATE TRIGGER refuse BEFORE INSERT ON cmdbus.finished FOR EACH ROW"
+        " EXECUTE FUNCTION refuse()"
+    )
+    registry = HandlerRegistry()
+    registry.register("d", "T", lambda command, context: None)
+    bus.send("d", "T", connection=inside)
+    [done] = tester.run_commands(registry, inside, raises=False)
+    assert (done.outcome, done.error_code) == ("TROUBLE", "OUTCOME_NOT_STORABLE")
+
+
 def test_hooks_of_the_process_run_around_the_commands(
     tester: CommandTester, bus: CommandBus, inside: psycopg.Connection
 ) -> None:
@@ -326,19 +285,33 @@ def test_hooks_of_the_process_run_around_the_commands(
     assert order == ["start", "run", "stop"]
 
 
-def test_commands_that_never_become_idle_are_stopped_by_a_sentence(
-    tester: CommandTester,
-    bus: CommandBus,
-    inside: psycopg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
+def test_an_interrupt_or_a_failure_of_the_test_ends_the_run(
+    tester: CommandTester, bus: CommandBus, inside: psycopg.Connection
 ) -> None:
-    registry = HandlerRegistry()
+    registry, runs = HandlerRegistry(), list[int]()
 
     @registry.handler("d", "T")
-    def again(command: Command, context: Context) -> None:
-        bus.send("d", "T", connection=context.connection)
+    def interrupted(command: Command, context: Context) -> None:
+        runs.append(1)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr("cmdbus.testing.runner._MAX_EXECUTIONS", 3)
-    bus.send("d", "T", connection=inside)
-    with pytest.raises(InvalidOperationError, match="3 commands have run, and more are due"):
-        tester.run_commands(registry, inside, "idle")
+    for _ in range(2):
+        bus.send("d", "T", connection=inside)
+    with pytest.raises(KeyboardInterrupt):
+        tester.run_commands(registry, inside, raises=False)
+    assert runs == [1]
+
+
+def test_commands_run_inside_a_savepoint_of_the_tests(
+    tester: CommandTester, bus: CommandBus, inside: psycopg.Connection
+) -> None:
+    registry = registry_of("T")
+    with inside.transaction(force_rollback=True):
+        for data in (1, "fail"):
+            bus.send("d", "T", data, connection=inside)
+        assert len(tester.run_commands(registry, inside, raises=False)) == 2
+    assert bus.query(connection=inside) == []
+    with inside.transaction():
+        bus.send("d", "T", connection=inside)
+        tester.run_commands(registry, inside)
+    assert len(tester.sent("d", "T", count=1, connection=inside)) == 1

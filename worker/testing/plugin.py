@@ -34,14 +34,25 @@ def cmdbus_dsn(request: pytest.FixtureRequest) -> str:
     return prepared_database(server, os.environ.get("PYTEST_XDIST_WORKER"))
 
 
-@pytest.fixture
-def command_tester(cmdbus_dsn: str) -> "Iterator[CommandTester]":
-    """Deletes all commands after the test."""
+@pytest.fixture(autouse=True)
+def _cmdbus_cleared(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Deletes all commands after a test that uses the fixtures: last of all, as those that are
+    always used end after the others, whose transactions have locked rows."""
+    if "command_tester" not in request.fixturenames:
+        yield
+        return
     from cmdbus.testing.tester import CommandTester
 
-    tester = CommandTester(cmdbus_dsn)
-    yield tester
+    tester = CommandTester(request.getfixturevalue("cmdbus_dsn"))
+    yield
     tester.clear()
+
+
+@pytest.fixture
+def command_tester(cmdbus_dsn: str) -> "CommandTester":
+    from cmdbus.testing.tester import CommandTester
+
+    return CommandTester(cmdbus_dsn)
 
 
 @pytest.fixture

@@ -90,12 +90,10 @@ class Runner:
                 yield self._run(claim)
 
     def _register(self) -> None:
-        """As a worker that starts; its renewal shows that a node lives, without which no lease
-        ends."""
+        """As a worker that starts."""
         self._statements.register(self._session)
         app = app_of_worker(None, self._registry)
         declare(self._session, self._statements, app, self._registry.declarations())
-        self._statements.renew(self._session, {})
 
     def _run(self, claim: Claim) -> Executed:
         [entry] = self._in_flight.take([claim], lambda: False)
@@ -111,6 +109,8 @@ class Runner:
             savepoint,
         )
         finished = execution.run()
+        if execution.error is not None and not isinstance(execution.error, Exception | SystemExit):
+            raise execution.error  # An interrupt, or what pytest fails and skips tests with.
         if savepoint is not None:
             savepoint.roll_back_if_aborted()
         settled = execution.committed if finished is None else self._settle(finished)

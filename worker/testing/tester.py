@@ -9,6 +9,7 @@ import psycopg
 
 from cmdbus.checks import check_schema, shown
 from cmdbus.database.executor import Executor
+from cmdbus.errors import InvalidOperationError
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.records import CommandRecord, filled
 from cmdbus.registry import HandlerRegistry
@@ -108,7 +109,13 @@ class CommandTester:
         """Deletes all commands, batches, processes, schedules, limits and settings, for tests whose
         transactions commit. The role must own the schema."""
         with self._session(connection) as session:
-            self._executor.execute(session, "clear_tables")
+            try:
+                self._executor.execute(session, "clear_tables")
+            except psycopg.errors.LockNotAvailable as error:
+                raise InvalidOperationError(
+                    "commands cannot be deleted while a transaction has locked some of them: end "
+                    "it before, for example a connection of the test's that is still open"
+                ) from error
 
     @contextmanager
     def _session(
