@@ -8,15 +8,13 @@ commit together, or neither.
 import os
 import random
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
 from datetime import UTC, datetime
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import psycopg
 
 from cmdbus.checks import check_seconds
 from cmdbus.clock import time
@@ -56,14 +54,15 @@ from cmdbus.worker.execution.handler_connection import (
     HandlerConnection,
 )
 from cmdbus.worker.execution.handler_transaction import (
+    PLAN_CHANGED,
     HandlerTransaction,
     LeaseLostError,
     SettlementBlockedError,
+    may_be_own_end,
 )
 from cmdbus.worker.execution.session_errors import (
     SESSION_ERRORS,
     is_of_driver,
-    is_outdated_plan,
     session_error,
 )
 
@@ -72,16 +71,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-#: SQLSTATEs of a server that has crashed, or is starting.
-_SERVER_WENT = ("57P02", "57P03")
-#: The server is shut down, or this session alone was ended, perhaps by the command itself.
-_SESSION_ENDED = "57P01"
 #: Seconds until a command that an outage has interrupted runs again.
 _AFTER_OUTAGE = 1.0
-_PLAN_CHANGED = "PLAN_CHANGED"
-#: Executions of a command that may end with it. After a migration each session fails once, and a
-#: retry may meet another one.
-_MAX_PLAN_CHANGES = 5
 # What a NamedTuple's class does, in half the time.
 _new = tuple.__new__
 
@@ -223,33 +214,14 @@ class Execution:
                 "POOL_EXHAUSTED" if isinstance(ended, PoolExhausted) else "DATABASE_AWAY",
                 joined(str(ended)),
                 _AFTER_OUTAGE,
-                lost=self._is_lost(ended),
+                lost=self._session is not None and may_be_own_end(ended, self._transaction),
             )
         if self._touched and is_of_driver(error):
             return interrupted("DATABASE_AWAY", joined(str(error)), _AFTER_OUTAGE, lost=True)
-        if self._plan_has_changed(error):
-            return interrupted(_PLAN_CHANGED, str(error), _AFTER_OUTAGE, lost=False)
+        if self._transaction is not None and self._transaction.met_new_plan(error, self.claim):
+            return interrupted(PLAN_CHANGED, str(error), _AFTER_OUTAGE, lost=False)
         trace = "".join(traceback.format_exception(error))
         return self._fate(error, trace)
-
-    def _is_lost(self, error: psycopg.Error) -> bool | None:
-        """Whether this very command may have ended its session; see Outcome."""
-        if self._transaction is not None and self._transaction.server_ended:
-            return False
-        if self._session is not None and error.sqlstate == _SESSION_ENDED:
-            return None
-        return self._session is not None and error.sqlstate not in _SERVER_WENT
-
-    def _plan_has_changed(self, error: BaseException) -> bool:
-        """Whether a migration has invalidated a statement that the driver had prepared in this
-        session; the driver forgets those at the rollback. A handler that meets one again and
-        again changes the table itself."""
-        return (
-            is_outdated_plan(error)
-            and self._transaction is not None
-            and self._transaction.aborted
-            and self._transaction.failures(self.claim, _PLAN_CHANGED) < _MAX_PLAN_CHANGES
-        )
 
     def _fate(self, error: BaseException, trace: str = "") -> Outcome:
         return failed(
@@ -300,15 +272,7 @@ class Execution:
 
     def _run_statement(self, name: str, work: Callable[[Connection, bool], Result]) -> Result:
         """In the transaction if that is open, else by itself."""
-        if os.getpid() != self._thread.pid:
-            raise InvalidOperationError(
-                f"{name} was used in a forked process: use it in the handler's own"
-            )
-        with self._opening:
-            if self._over:
-                raise InvalidOperationError(
-                    f"{name} was used after the handler returned: use it before you return"
-                )
+        with self._while_running(name, "use it"):
             if self._transaction is not None:
                 return work(self._transaction.connection, True)
             return self._in_session(lambda session: work(session, False))
@@ -321,19 +285,27 @@ class Execution:
             return transaction.orm_session()
 
     def breaker(self, name: str) -> AbstractContextManager[None]:
-        if os.getpid() != self._thread.pid:
-            raise InvalidOperationError(
-                "context.breaker() was used in a forked process: call it in the handler's own"
-            )
-        with self._opening:
-            if self._over:
-                raise InvalidOperationError(
-                    "context.breaker() was used after the handler returned: make all calls "
-                    "before you return"
-                )
+        with self._while_running("context.breaker()", "make all calls"):
             if self._calls is None:
                 self._calls = {}
         return GuardedCall(self._thread.breakers, name, self, self._calls)
+
+    @contextmanager
+    def _while_running(self, name: str, what: str) -> Iterator[None]:
+        """For calls of which the handler must not be at its end."""
+        self._check_process(name)
+        with self._opening:
+            if self._over:
+                raise InvalidOperationError(
+                    f"{name} was used after the handler returned: {what} before you return"
+                )
+            yield
+
+    def _check_process(self, name: str) -> None:
+        if os.getpid() != self._thread.pid:
+            raise InvalidOperationError(
+                f"{name} was used in a forked process: use it in the handler's own"
+            )
 
     @property
     def bound_to(self) -> str | None:
@@ -368,10 +340,7 @@ class Execution:
 
     def extend(self, seconds: float) -> None:
         """The lock: a transaction that opens meanwhile gets the new limits."""
-        if os.getpid() != self._thread.pid:
-            raise InvalidOperationError(
-                "context.extend() was used in a forked process: call it in the handler's own"
-            )
+        self._check_process("context.extend()")
         timeout = check_seconds("the timeout after extend", self.timeout + seconds)
         self._thread.extend(self, seconds)
         self.timeout = timeout

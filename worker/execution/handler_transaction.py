@@ -23,10 +23,19 @@ from cmdbus.worker.claims.sessions import end_session
 from cmdbus.worker.claims.settlement import make_partitions
 from cmdbus.worker.claims.transactions import begin, commit, limits, roll_back
 from cmdbus.worker.execution.handler_connection import handler_connection, second_connection
+from cmdbus.worker.execution.session_errors import is_outdated_plan
 
 if TYPE_CHECKING:
     from cmdbus.worker.integrations.sqlalchemy_session import HandlerSession
 
+PLAN_CHANGED = "PLAN_CHANGED"
+#: Executions of a command that may end with it. After a migration each session fails once, and a
+#: retry may meet another one.
+_MAX_PLAN_CHANGES = 5
+#: SQLSTATEs of a server that has crashed, or is starting.
+_SERVER_WENT = ("57P02", "57P03")
+#: The server is shut down, or this session alone was ended, perhaps by the command itself.
+_SESSION_ENDED = "57P01"
 _BLOCKED, _ROLE_CHANGED = "SETTLEMENT_BLOCKED", "ROLE_CHANGED"
 #: The server's function that announces the end of all sessions.
 _ENDS_ALL = "quickdie"
@@ -56,6 +65,13 @@ def is_blocked(error: psycopg.Error, schema: str) -> bool:
     if lacks_schema(error):
         return lacks_schema(error, schema)
     return cause_of(error) in (Cause.TIMEOUT, Cause.CONTENTION) or lacks_storage(error)
+
+
+def may_be_own_end(error: psycopg.Error, transaction: "HandlerTransaction | None") -> bool | None:
+    """Whether the very command that used the session may have ended it; see `lost` of Outcome."""
+    if transaction is not None and transaction.server_ended:
+        return False
+    return None if error.sqlstate == _SESSION_ENDED else error.sqlstate not in _SERVER_WENT
 
 
 class HandlerTransaction:
@@ -155,6 +171,16 @@ class HandlerTransaction:
             self._roll_back()
         except psycopg.Error:
             self._session.close()
+
+    def met_new_plan(self, error: BaseException, claim: Claim) -> bool:
+        """Whether a migration has invalidated a statement that the driver had prepared in this
+        session; the driver forgets those at the rollback. A handler that meets one again and
+        again changes the table itself. Asked after the end."""
+        return (
+            is_outdated_plan(error)
+            and self.aborted
+            and self.failures(claim, PLAN_CHANGED) < _MAX_PLAN_CHANGES
+        )
 
     def failures(self, claim: Claim, code: str) -> int:
         """The number of the command's executions with this error; asked after the end."""
