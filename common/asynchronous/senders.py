@@ -1,6 +1,6 @@
 """Typed senders of an AsyncCommandBus."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, Protocol, overload
 from uuid import UUID
 
@@ -12,8 +12,9 @@ _Type = type[Any]
 
 
 class AsyncBus(Protocol):
-    # Any: pyright does not compare named arguments with those of a TypedDict.
-    async def send(self, *args: Any, **options: Any) -> UUID: ...
+    # Any: pyright does not compare named arguments with those of a TypedDict. And it infers another
+    # coroutine from `async def` than the bus returns.
+    def send(self, *args: Any, **options: Any) -> Coroutine[Any, Any, UUID]: ...
 
 
 class AsyncTypedSender(CommandSender[AsyncBus, P]):

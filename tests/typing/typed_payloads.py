@@ -12,7 +12,15 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest, handler
+from cmdbus import (
+    AsyncCommandBus,
+    Command,
+    CommandBus,
+    Context,
+    HandlerRegistry,
+    SendRequest,
+    handler,
+)
 
 
 @dataclass
@@ -78,3 +86,10 @@ def send(bus: CommandBus) -> None:
     bus.sender("payments", "Note", Note).send(text=1)  # type: ignore[arg-type]
     bus.sender("payments", "Card", Card).send(number=4)
     bus.sender("payments", "Card", Card).send(numbr=4)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def send_on_asyncio(bus: AsyncCommandBus) -> None:
+    sender = bus.sender("payments", "Debit", Debit)
+    assert_type(await sender.send(account_id=1, amount=Decimal(5)), UUID)
+    await sender.options(delay=30).send(amunt=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    sender.send(1)  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
