@@ -24,7 +24,7 @@ run_in_parts() {
     begin fleets -m "$fleets" "$tests"/test_[a-e]*.py "$tests"/test_fleet_[a-l]*.py
     begin more-fleets -m "$fleets" \
         --ignore-glob "$tests/test_[a-e]*.py" --ignore-glob "$tests/test_fleet_[a-l]*.py" "$tests"
-    begin others-to-f -m "$others" "$tests"/test_[a-f]*.py
+    begin others-to-f -m "$others" "$tests"/apps "$tests"/test_[a-f]*.py
     begin others-to-r -m "$others" "$tests"/test_[g-r]*.py
     "${pytest[@]}" -m "$others" "$tests"/test_[s-z]*.py || failures+=" others-to-z"
     for place in "${!names[@]}"; do

@@ -220,6 +220,12 @@ def bus(dsn: str) -> Iterator[CommandBus]:
 
 
 @pytest.fixture
+def cmdbus_dsn(dsn: str) -> str:
+    """The database of cmdbus.testing's own fixtures."""
+    return dsn
+
+
+@pytest.fixture
 def empty_dsn(databases: Databases) -> Iterator[str]:
     """A database of this test's own, without the schema."""
     with databases.fresh() as name:

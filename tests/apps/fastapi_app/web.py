@@ -18,6 +18,7 @@ url = os.environ["DATABASE_URL"]
 engine = create_async_engine(url.replace("postgresql:", "postgresql+psycopg:", 1))
 open_session = async_sessionmaker(engine)
 bus = AsyncCommandBus(url)
+make_transfer = bus.sender("bank", "MakeTransfer", MakeTransfer)
 
 
 @asynccontextmanager
@@ -51,7 +52,8 @@ async def open_account(balance: Decimal, session: Session) -> int:
 async def ask_for_transfer(asked: MakeTransfer, session: Session) -> UUID:
     transfer_id = uuid4()
     session.add(Transfer(id=transfer_id, **asked.model_dump()))
-    await bus.send("bank", "MakeTransfer", asked, command_id=transfer_id, connection=session)
+    command = make_transfer.options(command_id=transfer_id, connection=session)
+    await command.send(source=asked.source, target=asked.target, amount=asked.amount)
     try:
         await session.commit()  # the transfer and its command, or neither
     except IntegrityError:
