@@ -101,11 +101,15 @@ def test_sent_lists_what_was_sent_instead(
     [found] = tester.sent("d", "T", {"a": 1}, connection=sender)
     assert found.data == {"a": 1, "b": 2}
     tester.sent("d", "U", count=0, connection=sender)
+    bus.send("d", "Word", "yes", connection=sender)
+    tester.sent(data="yes", count=1, connection=sender)
+    tester.sent(count=2, connection=sender)
     with pytest.raises(AssertionError) as raised:
         tester.sent("d", "T", {"a": 2}, connection=sender)
     assert str(raised.value) == (
-        'expected at least one of d/T with {"a": 2}, and 0 were sent. All that was sent (1):\n'
-        '  d/T {"a": 1, "b": 2} PENDING'
+        'expected at least one of d/T with {"a": 2}, and 0 were sent. All that was sent (2):\n'
+        '  d/T {"a": 1, "b": 2} PENDING\n'
+        '  d/Word "yes" PENDING'
     )
 
 
@@ -150,6 +154,22 @@ def test_travel_moves_every_time_that_something_waits_for(dsn: str) -> None:
         and f"{column} = " not in updates.get(table, "")
     }
     assert missing == {"scheduled.lease_until", "limited.lease_until"}  # nobody has a lease there
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda tester: tester.travel(), r"say how far, as in travel\(hours=1\)"),
+        (lambda tester: tester.run_commands(HandlerRegistry()), "the registry has no handlers"),
+        (lambda tester: tester.run_commands(registry_of("T")), "give a connection, or make"),
+        (lambda tester: tester.run_commands(registry_of("T"), until="done"), "must be 'idle'"),
+    ],
+)
+def test_a_mistake_is_refused_by_a_sentence(
+    call: Callable[[CommandTester], object], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        call(CommandTester())
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,11 @@ def test_what_a_handler_writes_is_seen_by_the_tests_session(session: Session, ds
 def test_another_driver_is_refused_by_a_sentence(dsn: str) -> None:
     import psycopg2
 
+    registry = HandlerRegistry()
+    registry.register("d", "T", lambda command, context: None)
     connection = psycopg2.connect(dsn)
     try:
         with pytest.raises(ValueError, match="connection must be psycopg 3's, or an SQLAlchemy"):
-            CommandTester().run_commands(HandlerRegistry(), connection)
+            CommandTester().run_commands(registry, connection)
     finally:
         connection.close()

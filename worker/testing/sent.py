@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from cmdbus.producer.records import CommandRecord
 
@@ -14,7 +13,7 @@ def check_sent(
     records: Sequence[CommandRecord],
     domain: str | None,
     type: str | None,
-    data: Mapping[str, Any] | None,
+    data: object,
     count: int | None,
 ) -> list[CommandRecord]:
     """An AssertionError if the wanted ones are not there."""
@@ -34,13 +33,11 @@ def check_sent(
     )
 
 
-def _contains(record: CommandRecord, wanted: Mapping[str, Any] | None) -> bool:
-    if wanted is None:
-        return True
+def _contains(record: CommandRecord, wanted: object) -> bool:
     data = record.data
-    return isinstance(data, dict) and all(
-        name in data and data[name] == value for name, value in wanted.items()
-    )
+    if isinstance(wanted, Mapping) and isinstance(data, dict):
+        return all(name in data and data[name] == value for name, value in wanted.items())
+    return wanted is None or bool(data == wanted)
 
 
 def _listed(records: Sequence[CommandRecord]) -> str:

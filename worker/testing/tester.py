@@ -1,6 +1,6 @@
 """`CommandTester`: runs due commands, moves times, and shows what was sent."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
@@ -52,6 +52,8 @@ class CommandTester:
         """
         if not isinstance(registry, HandlerRegistry):
             raise ValueError(f"registry must be a HandlerRegistry, not {shown(registry)}")
+        if not len(registry):
+            raise ValueError("the registry has no handlers: there is nothing to run")
         if until not in (None, "idle"):
             raise ValueError(f"until must be 'idle' or None, not {shown(until)}")
         timeouts = Timeouts()
@@ -82,6 +84,8 @@ class CommandTester:
         moves due times, leases, expiries, rates, ticks and the times of breakers into the past. No
         clock changes. `duration`: arguments of timedelta."""
         by = delta if delta is not None else timedelta(**duration)
+        if not by:
+            raise ValueError("say how far, as in travel(hours=1)")
         with self._session(connection) as session:
             self._executor.execute(session, "move_times", {"by": by})
 
@@ -89,14 +93,15 @@ class CommandTester:
         self,
         domain: str | None = None,
         type: str | None = None,
-        data: Mapping[str, Any] | None = None,
+        data: object = None,
         *,
         count: int | None = None,
         connection: CallersConnection | None = None,
     ) -> list[CommandRecord]:
-        """The commands of this domain and type whose data contains these fields, whatever has
-        become of them, in the order of sending. An AssertionError that lists what was sent instead
-        if there are none or, with `count`, not as many."""
+        """The commands of this domain and type, whatever has become of them, in the order of
+        sending; with `data`, those whose data contains the fields of this dict, or is this other
+        value. An AssertionError that lists what was sent instead if there are none or, with
+        `count`, not as many."""
         wanted = dict.fromkeys(("domain", "type", "since", "until", "key", "status"))
         with self._session(connection) as session:
             rows = self._executor.rows(
