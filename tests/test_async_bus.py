@@ -29,6 +29,7 @@ from cmdbus import (
 from cmdbus.asynchronous.threads import Call
 from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
+from cmdbus.producer.connections import MAX_CONNECTIONS
 
 BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
@@ -98,6 +99,33 @@ def test_a_canceled_call_ends_its_statement_and_sends_nothing(make: Make, dsn: s
                 assert await async_bus.query("payments") == []
 
     asyncio.run(main())
+
+
+def test_calls_on_all_connections_can_be_canceled_also_while_the_bus_closes(dsn: str) -> None:
+    taken = uuid4()
+
+    async def main(closes: bool) -> None:
+        async_bus = AsyncCommandBus(dsn)
+        with psycopg.connect(dsn) as other, CommandBus(dsn) as bus, connect(dsn) as watcher:
+            bus.send("payments", "Debit", command_id=taken, connection=other)
+            sends = [
+                asyncio.ensure_future(async_bus.send("payments", "Debit", command_id=taken))
+                for _ in range(MAX_CONNECTIONS)
+            ]
+            while scalar(watcher, BLOCKED) < MAX_CONNECTIONS:
+                await asyncio.sleep(0.01)
+            closing = asyncio.ensure_future(async_bus.close() if closes else asyncio.sleep(0))
+            await asyncio.wait([closing], timeout=0.1)
+            for send in sends:
+                send.cancel()
+            ended, _ = await asyncio.wait(sends, timeout=10)
+            other.rollback()
+        assert [send.cancelled() for send in ended] == [True] * MAX_CONNECTIONS
+        await closing
+        await async_bus.close()
+
+    for closes in (False, True):
+        asyncio.run(main(closes))
 
 
 def test_a_canceled_call_without_a_connection_does_not_wait_for_one(dsn: str) -> None:

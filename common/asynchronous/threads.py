@@ -94,7 +94,7 @@ class Threads:
             if not running.cancel():
                 if interrupt is not None:
                     interrupt()
-                used = asyncio.wrap_future(self.submit(call.cancel))
+                used = asyncio.wrap_future(_in_thread_of_its_own(call.cancel))
                 await _end_of(used)
                 if waits or used.result():
                     await _end_of(ended)
@@ -119,6 +119,14 @@ class Threads:
             pid, ThreadPoolExecutor(self._count, thread_name_prefix="cmdbus-async")
         )
         return executor.submit(*call)
+
+
+def _in_thread_of_its_own(work: Callable[[], T]) -> "Future[T]":
+    """Those of the executor may all wait for what this ends, or be the last ones before it closes.
+    `work` raises nothing."""
+    ended: Future[T] = Future()
+    threading.Thread(target=lambda: ended.set_result(work()), name="cmdbus-cancel").start()
+    return ended
 
 
 async def _end_of(future: "asyncio.Future[Any]") -> None:
