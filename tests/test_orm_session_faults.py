@@ -9,10 +9,10 @@ import psycopg
 import pytest
 from eventually import eventually
 from fleet import Fleet, kill, write_app
-from handlers import SOON, Gate, connect, handling, running
-from orm import Account, amounts, balances, debit_one, make_tables
+from handlers import SOON, Gate, connect, handling, run, running
+from orm import Account, Entry, amounts, balances, debit_one, make_tables
 from queries import rows
-from sqlalchemy import exc, text
+from sqlalchemy import event, exc, text
 from sqlalchemy.orm import Session
 
 from cmdbus import (
@@ -28,6 +28,64 @@ Use = Callable[[Session], object]
 def application(dsn: str) -> str:
     make_tables(dsn)
     return dsn
+
+
+def swallowed_error_in_an_open_savepoint(session: Session) -> None:
+    session.begin_nested()
+    swallowed_error_of_the_database(session)
+
+
+def swallowed_error_of_the_database(session: Session) -> None:
+    session.add(Account(id=2, balance=1))
+    with suppress(exc.IntegrityError):
+        session.flush()
+
+
+def swallowed_error_of_a_listener(session: Session) -> None:
+    """The server knows nothing of it."""
+
+    @event.listens_for(session, "after_flush")
+    def complain(*_: object) -> None:
+        raise LookupError("no such thing")
+
+    with suppress(LookupError):
+        session.flush()
+
+
+def rolled_back_by_its_transaction(session: Session) -> None:
+    session.flush()
+    session.get_transaction().rollback()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        swallowed_error_of_the_database,
+        swallowed_error_in_an_open_savepoint,
+        swallowed_error_of_a_listener,
+        rolled_back_by_its_transaction,
+    ],
+)
+def test_nothing_of_a_session_that_was_rolled_back_is_committed(
+    application: str, bus: CommandBus, spoil: Use
+) -> None:
+    def handle(command: Command, context: Context) -> None:
+        debit_one(context.session)
+        spoil(context.session)
+
+    [record] = run(application, bus, handle)
+    assert record.error_code == "TRANSACTION_ABORTED"
+    assert "with context.session.begin_nested()" in str(record.error_message)
+    assert balances(application) == [100, 0]
+
+
+def test_an_error_of_the_last_flush_is_the_handlers(application: str, bus: CommandBus) -> None:
+    def handle(command: Command, context: Context) -> None:
+        context.session.add(Entry(account_id=3, amount=1))
+
+    [record] = run(application, bus, handle)
+    assert record.error_code == "IntegrityError"
+    assert (record.status, amounts(application)) == ("IN_TROUBLESHOOTING_QUEUE", [])
 
 
 @pytest.mark.parametrize("spoil", [lambda session: None, debit_one])
