@@ -171,17 +171,23 @@ class Pipeline:
                 self.in_flight.restore(entry)
                 return self._give_back(thread, entry)
         self.in_flight.finish(entry)
+        self._hand_over(thread, execution, finished, seconds)
+        return True
+
+    def _hand_over(
+        self, thread: WorkerThread, execution: Execution, finished: Finished | None, seconds: float
+    ) -> None:
+        """Leaves the outcome to the leader, unless it is settled or its claim is lost."""
         if finished is not None:
             # First append, then check whether the leader waits; it does the opposite.
             self.unsettled.add(finished)
         elif execution.committed is not None:
             self.unsettled.settled(thread.slot, [execution.committed])
         else:
-            self.unsettled.not_settled(claim, execution.max_attempts, seconds)
+            self.unsettled.not_settled(execution.claim, execution.max_attempts, seconds)
         self._waiter.wake_if_waiting()
         if self.unsettled.unlogged:
             self._log(thread)
-        return True
 
     def _give_back(self, thread: WorkerThread, entry: Entry) -> bool:
         """Releases a claim, of which nothing has happened: the breaker of its type has opened."""
