@@ -35,6 +35,17 @@ def test_each_statement_has_a_name_of_its_own() -> None:
     assert len(names) == len(set(names)) and set(names) <= set(statements.load())
 
 
+def test_no_line_of_sql_is_wider_than_one_of_python() -> None:
+    folder = Path(statements.__file__).parent / "sql"
+    wide = [
+        (file.name, line)
+        for file in folder.rglob("*.sql")
+        for line in file.read_text().splitlines()
+        if len(line) > 100
+    ]
+    assert wide == []
+
+
 def test_each_name_that_is_executed_is_a_statement_or_a_function() -> None:
     texts = statements.load()
     known = {*texts, *re.findall(r"CREATE FUNCTION {schema}\.(\w+)", texts["baseline"])}

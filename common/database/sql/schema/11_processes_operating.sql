@@ -48,8 +48,8 @@ END
 $$;
 
 -- Cancels the command that a process awaits, wherever it is, or all commands of the batch, so that
--- nothing of it commits from then on; the reply moves the process on. False if it has ended by itself or
--- is unknown.
+-- nothing of it commits from then on; the reply moves the process on. False if it has ended by
+-- itself or is unknown.
 CREATE FUNCTION {schema}.end_awaited(
     p_process {schema}.managed_process, p_operator text, p_reason text
 ) RETURNS boolean

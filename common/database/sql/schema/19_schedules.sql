@@ -2,7 +2,8 @@
 -- or replace a declared one, and stewards send a command for each tick. Its nodes compute the
 -- ticks, because they read cron lines; see schedule_round.py.
 
--- When a schedule sends which command; the data is a column of its own. every and jitter are in seconds.
+-- When a schedule sends which command; the data is a column of its own. every and jitter are in
+-- seconds.
 CREATE TYPE {schema}.schedule_columns AS (
     domain {schema}.name, type {schema}.name, cron text, every integer, timezone text, missed text,
     jitter double precision, priority {schema}.priority, max_attempts {schema}.attempt_limit,

@@ -40,8 +40,8 @@ BEGIN
             -- Claims of other types go on if a claim's client has frozen.
             ('lock_shared', 'SET lock_timeout = ''50ms'''),
             -- Gives up where settlements would wait behind it; days begin in UTC.
-            ('make_partitions retain_checkpoints retain_day retain_domain retain_domain_events retain_incarnations'
-             ' retain_processes retain_unique',
+            ('make_partitions retain_checkpoints retain_day retain_domain retain_domain_events'
+             ' retain_incarnations retain_processes retain_unique',
              'SET lock_timeout = ''100ms'' SET timezone = ''UTC'' SET jit = off'),
             -- Every function whose text is parsed when it is called.
             (NULL, 'SET search_path = pg_catalog, pg_temp')
