@@ -1,5 +1,6 @@
 """Handlers that keep checkpoints, go on from the last one, and give their command back."""
 
+import logging
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Event
@@ -30,6 +31,7 @@ from cmdbus.board.counters import OutcomeLabel
 from cmdbus.errors import InvalidOperationError
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import given_back
+from cmdbus.worker.execution.checkpoints import Checkpoints
 from cmdbus.worker.steward.retention import Retention
 
 #: Before a checkpoint: whether the transaction is open then.
@@ -42,8 +44,9 @@ def nothing(command: Command, context: Context) -> None:
 
 @pytest.mark.parametrize("before", [leave_effect, nothing])
 def test_a_command_that_is_given_back_goes_on_from_its_checkpoint_uncharged(
-    dsn: str, bus: CommandBus, before: Before
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture, before: Before
 ) -> None:
+    caplog.set_level(logging.DEBUG, "cmdbus.worker")
     seen: list[tuple[Any, int]] = []
 
     def count_to_three(command: Command, context: Context) -> object:
@@ -65,6 +68,7 @@ def test_a_command_that_is_given_back_goes_on_from_its_checkpoint_uncharged(
     assert (record.status, record.result, record.attempts) == (Status.COMPLETED, 3, 1)
     assert seen == [(None, 1), ({"done": 1}, 1), ({"done": 2}, 1)]
     assert kinds(bus, sent) == ["SENT", "RECEIVED", "COMPLETED"]
+    assert caplog.text.count("command was given back by its handler") == 2
     assert rows(dsn, "SELECT losses FROM cmdbus.finished") == [(0,)]
     assert effects(dsn) == (3 if before is leave_effect else 0)
 
@@ -168,17 +172,16 @@ def test_a_checkpoint_that_is_being_kept_holds_the_next_claim_off_for_that_time(
     """Else the next claim could read the one before, and then lose this one's progress."""
     bus.send("payments", "Debit")
     claim = claimer.claim_one()
-    key = claimer.statements.key(claim)._asdict()
+    lock = "SELECT FROM cmdbus.ready FOR NO KEY UPDATE NOWAIT"
     with connect(dsn) as other, connect(dsn) as watcher:
+        alone = Checkpoints(claimer.statements, claim, lambda _, work: work(other, False))
+        within = Checkpoints(claimer.statements, claim, lambda _, work: work(other, True))
         with other.transaction():
-            save = claimer.statements.value
-            assert save(other, "save_checkpoint", **key, data="1", locked=True)
-            lock = "SELECT FROM cmdbus.ready FOR NO KEY UPDATE NOWAIT"
+            alone.save(1)
             with pytest.raises(psycopg.errors.LockNotAvailable):
                 watcher.execute(lock)
-        watcher.execute(lock)
         with other.transaction():
-            assert save(other, "save_checkpoint", **key, data="2", locked=False)
+            within.save(2)
             watcher.execute(lock)
 
 

@@ -2,6 +2,7 @@
 handler that hangs may hold the lock of the log.
 
     completed, or interrupted by something else   DEBUG
+    given back by the handler                     DEBUG
     canceled while it ran                         INFO
     failed, or its lease was lost                 WARNING
     its command is in troubleshooting             ERROR
@@ -37,6 +38,9 @@ def log_end(finished: Finished) -> None:
     if label is OutcomeLabel.COMPLETED:
         message = "command completed in %.3f s; it had waited %.3f s"
         _log(finished, label, logging.DEBUG, message, seconds, claim.waited)
+    elif outcome.code is None and outcome.delay is not None:
+        message = "command was given back by its handler after %.3f s; again in %.1f s"
+        _log(finished, label, logging.DEBUG, message, seconds, outcome.delay)
     elif outcome.code is None:
         pass  # Another thread has settled it, and logs it.
     elif label is OutcomeLabel.INTERRUPTED:
