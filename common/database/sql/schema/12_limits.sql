@@ -218,7 +218,7 @@ AS $$
 $$;
 
 -- A declaration as JSON, without its name, app and time.
-CREATE FUNCTION {schema}.declaration(p_declared {schema}.limit_declared) RETURNS jsonb
+CREATE FUNCTION {schema}.limit_declaration(p_declared {schema}.limit_declared) RETURNS jsonb
 LANGUAGE sql IMMUTABLE
 AS $$
     SELECT to_jsonb(p_declared) - '{name,app,declared_at}'::text[]
@@ -253,11 +253,11 @@ BEGIN
     FROM json_populate_recordset(NULL::{schema}.limit_declared, p_limits) l;
     PERFORM {schema}.put_limits_in_force();
     RETURN QUERY
-    SELECT e.name, {schema}.declaration(e), CASE WHEN l.name IS NOT NULL
-        THEN {schema}.declaration(l) END
+    SELECT e.name, {schema}.limit_declaration(e), CASE WHEN l.name IS NOT NULL
+        THEN {schema}.limit_declaration(l) END
     FROM unnest(earlier) e
     LEFT JOIN {schema}.latest_limits() l ON l.name = e.name
-    WHERE (l.name IS NULL OR {schema}.declaration(e) <> {schema}.declaration(l))
+    WHERE (l.name IS NULL OR {schema}.limit_declaration(e) <> {schema}.limit_declaration(l))
         AND {schema}.runs_any_of(e.name || e.covers)
     ORDER BY e.name;
 END
