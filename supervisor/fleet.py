@@ -17,18 +17,13 @@ from cmdbus.board.records import Restart, Role, Verdict
 from cmdbus.board.views import BoardView, SeatView
 from cmdbus.clock import time
 from cmdbus.counting import count_of
-from cmdbus.exits import ExitStatus
+from cmdbus.exits import Exit, ExitStatus
 from cmdbus.failpoints import IN_REAP, failpoint
 from cmdbus.settings import Settings
 from cmdbus.supervisor.aftermath import Aftermath, Ending, aftermath
+from cmdbus.supervisor.boot_failures import BootFailures
 from cmdbus.supervisor.children import Child
-from cmdbus.supervisor.fleet_view import (
-    UNDEAD_SECONDS,
-    FleetView,
-    Post,
-    ProcessView,
-    updated,
-)
+from cmdbus.supervisor.fleet_view import UNDEAD_SECONDS, FleetView, Post, ProcessView, updated
 from cmdbus.supervisor.policy import Action, Dump, Kill, Start, Stop, max_procs
 from cmdbus.supervisor.processes import Spawner, SupervisedProcess, running_commands
 from cmdbus.supervisor.restarts import Restarts
@@ -64,6 +59,7 @@ class Fleet:
         self._reloads = 0
         #: The stop has left commands without an outcome.
         self.unfinished = False
+        self._boot_failures = BootFailures()
         #: Conditions that the log has named, once each.
         self._reported: set[str] = set()
 
@@ -118,10 +114,17 @@ class Fleet:
             process.repair_seat()
             self._restarts.reasons[process.view.post] = Restart.TERMINATED
         if process.view.ready and not was_ready:
+            self._boot_failures.ready(process.view)
             self._reported.discard(_CANNOT_START)
         process.measure(self._settings)
 
-    def is_crash_loop(self, now: float) -> bool:
+    def failure(self, now: float) -> Exit | None:
+        """Why it should not go on."""
+        if self._boot_failures.is_final(self.wanted):
+            return Exit.CANNOT_START
+        return Exit.CRASH_LOOP if self._is_crash_loop(now) else None
+
+    def _is_crash_loop(self, now: float) -> bool:
         """Too many early exits, the latest among them, and no ready worker that could continue."""
         if not self._restarts.too_many(self.wanted, now):
             self._reported.discard(_MANY_CRASHES)
@@ -325,14 +328,15 @@ class Fleet:
         if after.ending is Ending.TERMINATED:
             logger.warning("%s, pid %s, %s", process, process.pid, reason)
             return
-        ran = running_commands(seat.slots, timed_out=False)
-        logger.error("%s, pid %s, %s%s", process, process.pid, reason, ran)
+        more = running_commands(seat.slots, timed_out=False)
+        if after.boot_failed:
+            more = self._boot_failures.failed(process.view, self._stacks.read(process.view.index))
+        logger.error("%s, pid %s, %s%s", process, process.pid, reason, more)
         if after.exit_record.signal in _STACK_SIGNALS:
             self._stacks.log_last(process, process.view.index)
 
     def _handle_boot_failure(self, process: ProcessView) -> None:
-        """A broken new application keeps the old one. The preflight has just imported it: if no
-        process can, that is a crash loop, and the next supervisor's preflight names the reason."""
+        """A broken new application keeps the old one."""
         workers = [view for view in self._views() if view.role is Role.WORKER]
         older = [view.app for view in workers if view.app < process.app]
         if older:

@@ -71,6 +71,7 @@ _EXITS_SECONDS = 5.0
 #: How the exit codes of a supervisor that has run are logged.
 _ENDS = {
     Exit.DONE: "all drained",
+    Exit.CANNOT_START: "no worker can start",
     Exit.CRASH_LOOP: "a crash loop",
     Exit.UNFINISHED: "commands may be left without an outcome: those run again",
 }
@@ -226,10 +227,10 @@ class Supervisor:
         return replace(fleet, stop_by=self._stop_by, detects_hangs=detects_hangs)
 
     def _check_end(self, now: float) -> None:
-        if self._fleet.is_crash_loop(now):
-            logger.error("too many processes exit as soon as they start: giving up")
-            self._code = Exit.CRASH_LOOP
-            self._stop(self._settings.drain_timeout, _ENDS[Exit.CRASH_LOOP])
+        if code := self._fleet.failure(now):
+            logger.error("%s: giving up", _ENDS[code])
+            self._code = code
+            self._stop(self._settings.drain_timeout, _ENDS[code])
         elif self._settings.drain and self._is_drained(now):
             self._stop(self._settings.drain_timeout, "everything is done")
 

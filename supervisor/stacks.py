@@ -53,6 +53,10 @@ class Stacks:
                 logger.info("the stacks of %s:\n%s", name, read_stacks(self.file(index), before))
             self._requested.clear()
 
+    def read(self, index: int) -> str:
+        """The end of what the process has written: stacks, or why it cannot start."""
+        return read_stacks(self.file(index))[-_MAX_BYTES:]
+
     def log_last(self, name: object, index: int) -> None:
-        if stack := read_stacks(self.file(index))[-_MAX_BYTES:]:
+        if stack := self.read(index):
             logger.error("the stacks of %s:\n%s", name, stack)

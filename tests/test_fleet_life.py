@@ -138,13 +138,22 @@ def test_a_supervisor_whose_parent_blocks_signals_can_be_stopped(fleet: Fleet) -
     fleet.await_successors([before[0]])
 
 
-@pytest.mark.parametrize("app", [DIES_AT_ONCE, NO_PROCESS_CAN_IMPORT], ids=["dies", "no import"])
 @pytest.mark.fleet(started=False)
-def test_a_fleet_whose_processes_die_at_once_gives_up(
-    fleet: Fleet, tmp_path: Path, app: str
+def test_a_fleet_whose_workers_cannot_import_the_application_ends(
+    fleet: Fleet, tmp_path: Path
 ) -> None:
+    """Although its preflight could. The reason is logged once."""
+    write_app(tmp_path, NO_PROCESS_CAN_IMPORT)
+    fleet.start()
+    assert fleet.wait() == 3
+    assert len(fleet.logged("importing shop failed")) == 1
+    assert fleet.living() == []
+
+
+@pytest.mark.fleet(started=False)
+def test_a_fleet_whose_processes_die_at_once_gives_up(fleet: Fleet, tmp_path: Path) -> None:
     """Exit code 4, after a number of starts that is bounded."""
-    write_app(tmp_path, app)
+    write_app(tmp_path, DIES_AT_ONCE)
     fleet.start()
     assert fleet.wait() == 4
     starts = [m for m in fleet.logged("starts, pid") if "supervisor" not in m]

@@ -43,6 +43,19 @@ from fleet_app import registry as registry
 def open_client():
     raise ConnectionError("no such service")
 """
+#: In the first process that creates the file.
+FAILS_ONCE = """
+from pathlib import Path
+from fleet_app import registry as registry
+
+@registry.on_start
+def open_client():
+    try:
+        Path("failed").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    raise ConnectionError("no such service")
+"""
 
 
 def test_hooks_run_in_order_and_those_of_the_stop_in_reverse(dsn: str, bus: CommandBus) -> None:
@@ -142,22 +155,33 @@ def test_a_reload_whose_start_fails_leaves_the_fleet_as_it_is(fleet: Fleet, tmp_
     write_app(tmp_path, NO_SERVICE)
     fleet.send_signal(signal.SIGHUP)
     fleet.await_saying("the new application cannot start: the fleet keeps the old one")
-    [message] = fleet.logged("the on_start function shop.open_client failed:\nTraceback")
+    [message] = fleet.logged("code 3: the on_start function shop.open_client failed:\nTraceback")
     assert message.endswith("ConnectionError: no such service")
-    assert fleet.logged("exited with code 3")
     assert fleet.pids() == pids
 
 
-@pytest.mark.long
-@pytest.mark.fleet(started=False, procs=1)
-def test_a_start_that_fails_is_tried_again_while_no_worker_is_ready(
+@pytest.mark.fleet(started=False)
+def test_a_start_that_fails_in_each_worker_ends_the_fleet_with_one_traceback(
     fleet: Fleet, tmp_path: Path
 ) -> None:
+    """As an application does that cannot be imported."""
     write_app(tmp_path, NO_SERVICE)
     fleet.start()
-    fleet.await_saying("exited with code 3", 2)
-    write_app(tmp_path, "from fleet_app import registry as registry")
+    assert fleet.wait() == 3
+    [message] = fleet.logged("no such service")
+    assert "exited with code 3: the on_start function shop.open_client failed:" in message
+    assert message.count("Traceback") == 1
+    assert fleet.logged("exited with code 3: the same reason as before")
+    assert fleet.logged("no worker can start: giving up")
+
+
+@pytest.mark.long
+@pytest.mark.fleet(started=False)
+def test_a_start_that_fails_in_some_workers_is_tried_again(fleet: Fleet, tmp_path: Path) -> None:
+    write_app(tmp_path, FAILS_ONCE)
+    fleet.start()
     fleet.wait_until_ready()
+    assert fleet.logged("exited with code 3: the on_start function")
 
 
 @pytest.mark.long

@@ -118,6 +118,10 @@ class Seat:
     def ready(self, now: int) -> None:
         self._publish(ready=now)
 
+    @property
+    def is_ready(self) -> bool:
+        return self._process.ready is not None
+
     def beat(self, due: int, levels: HealthReport) -> None:
         """A heartbeat. `due`: the time after which the next one is overdue."""
         self._publish(due=due, levels=levels)

@@ -37,8 +37,7 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
     try:
         worker = _worker(settings, node, _load(settings, descriptor))
     except (CmdbusError, ValueError) as error:
-        logger.error("%s", error)
-        return Exit.CANNOT_START
+        return _failed(error, node, descriptor)
     stop = _Stop(node, settings, worker.request_stop)
     unblock()
     try:
@@ -46,8 +45,7 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
     except DatabaseUnavailableError:
         return stop.code(Exit.DONE)  # ordered to stop while it waited for the database
     except CmdbusError as error:  # Also what an on_start function of the application raised.
-        logger.error("%s", error)
-        return Exit.CANNOT_START
+        return _failed(error, node, descriptor)
     return stop.code(Exit.UNFINISHED if worker.abandoned else Exit.DONE)
 
 
@@ -63,8 +61,19 @@ def run_steward(settings: Settings, node: Node, stacks: Path, unblock: Callable[
             unblock()
             return stop.code(steward.run())
     except CmdbusError as error:
+        return _failed(error, node, descriptor)
+
+
+def _failed(error: Exception, node: Node, stacks: int) -> Exit:
+    """Before the process is ready, the supervisor logs the reason: once for all that have it."""
+    try:
+        if node.seat.is_ready or stacks == _STDERR:
+            logger.error("%s", error)
+        else:
+            os.write(stacks, str(error).encode(errors="replace"))
+    except OSError:
         logger.error("%s", error)
-        return Exit.CANNOT_START
+    return Exit.CANNOT_START
 
 
 def _load(settings: Settings, stacks: int) -> HandlerRegistry:
