@@ -112,7 +112,7 @@ RIGHTS = {
     "operator": {
         "SELECT": [
             *("armed", "batch", "batch_state", "command", "domain", "domain_event", "event"),
-            *("incarnation", "limited"),
+            *("checkpoint", "incarnation", "limited"),
             *("migration", "ready", "scheduled", "troubleshooting", *PROCESS_TABLES),
             *LIMIT_TABLES,
             *SCHEDULE_TABLES,

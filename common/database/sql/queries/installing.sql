@@ -107,7 +107,7 @@ GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to
 -- May read everything, cancel, reschedule, resolve and steer domains and processes; may not send,
 -- run, or change a command or its history in any other way.
 GRANT SELECT ON
-    {schema}.command, {schema}.ready, {schema}.scheduled, {schema}.limited,
+    {schema}.command, {schema}.ready, {schema}.scheduled, {schema}.limited, {schema}.checkpoint,
     {schema}.troubleshooting, {schema}.event, {schema}.incarnation, {schema}.domain,
     {schema}.domain_event, {schema}.batch, {schema}.batch_state,
     {schema}.process, {schema}.managed_process, {schema}.process_step, {schema}.process_event,
