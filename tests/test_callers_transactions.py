@@ -129,12 +129,17 @@ def test_in_autocommit_mode_each_call_is_a_transaction(
 def test_a_bulk_that_is_refused_half_way_leaves_nothing(
     begin: Begin, bus: CommandBus, dsn: str, autocommit: bool
 ) -> None:
+    """And the session as it was."""
     requests = [SendRequest("payments", "Debit")] * 1_001
     with begin(dsn, autocommit=autocommit) as own:
+        own.execute("SET application_name = 'shop'")
+        own.execute("CREATE TEMP TABLE basket (id integer)")
         with pytest.raises(ValueError, match="delay must be"):
             bad = SendRequest("payments", "Debit", delay=-1)
             bus.send_many([*requests, bad], connection=own.connection)
         bus.send("payments", "Debit", connection=own.connection)
+        unchanged = "current_setting('application_name') = 'shop'"
+        own.execute(f"INSERT INTO basket SELECT 1 / ({unchanged})::integer")
         own.commit()
     assert bus.snapshot("payments")["depth"] == 1
 

@@ -62,7 +62,7 @@ class DbapiConnection:
             if not self.autocommit or sqlstate(error) != _OUTSIDE:
                 raise
             self._run("begin")
-            done, undone = ["commit"], ["rollback_transaction"]
+            done, undone = ["commit"], ["rollback"]
         try:
             yield
         except BaseException:

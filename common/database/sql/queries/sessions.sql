@@ -129,6 +129,9 @@ BEGIN;
 -- name: commit
 COMMIT;
 
+-- name: rollback
+ROLLBACK;
+
 -- name: savepoint
 SAVEPOINT cmdbus;
 
