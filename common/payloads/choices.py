@@ -35,12 +35,15 @@ def union_reader(arms: Sequence[Reader], names: str) -> Reader:
     """The first arm that fits, in the order of the declaration."""
 
     def read(data: Any) -> Any:
+        inside = []
         for read_arm in arms:
             try:
                 return read_arm(data)
-            except Mismatch:
-                pass
-        raise expected(names, data)
+            except Mismatch as mismatch:
+                if mismatch.place:
+                    inside.append(mismatch)
+        # The one arm that `data` can be meant for knows better what does not fit.
+        raise inside[0] if len(inside) == 1 else expected(names, data)
 
     return read
 
