@@ -27,12 +27,10 @@ from cmdbus.errors import (
     TransientCommandError,
 )
 from cmdbus.failpoints import AFTER_COMMIT, AFTER_RETURN, BEFORE_EFFECT, failpoint
-from cmdbus.printable import joined
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.breakers.guarded_call import Calls, GuardedCall
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
 from cmdbus.worker.claims.claim_statements import ClaimStatements
-from cmdbus.worker.claims.connections import PoolExhausted
 from cmdbus.worker.claims.outcomes import (
     Outcome,
     class_name,
@@ -54,25 +52,17 @@ from cmdbus.worker.execution.handler_connection import (
     HandlerConnection,
 )
 from cmdbus.worker.execution.handler_transaction import (
-    PLAN_CHANGED,
     HandlerTransaction,
     LeaseLostError,
     SettlementBlockedError,
-    may_be_own_end,
 )
-from cmdbus.worker.execution.session_errors import (
-    SESSION_ERRORS,
-    is_of_driver,
-    session_error,
-)
+from cmdbus.worker.execution.used_session import AFTER_OUTAGE, UsedSession
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 Result = TypeVar("Result")
 
-#: Seconds until a command that an outage has interrupted runs again.
-_AFTER_OUTAGE = 1.0
 # What a NamedTuple's class does, in half the time.
 _new = tuple.__new__
 
@@ -90,10 +80,8 @@ class Execution:
     outcome_taken = False
     #: The claims that one transaction settles together with this one, and this one.
     group: Sequence[Claim] = ()
-    _transaction: HandlerTransaction | None = None
-    #: Whether the handler has asked for a session, and the one that it got.
-    _touched = False
-    _session: Connection | None = None
+    #: None until the handler asks for its first statement.
+    _used_session: UsedSession | None = None
     #: A call that breakers guard was let through.
     has_called = False
     #: The breaker of its type has kept the handler from its start.
@@ -168,25 +156,25 @@ class Execution:
                         self._over = True
                 again_in = self.again_in
                 outcome = storable(result) if again_in is None else given_back(again_in)
-                if self._transaction is None:
+                transaction = self._transaction
+                if transaction is None:
                     failpoint(AFTER_RETURN)
                     return outcome
-                self._transaction.complete(self._finished(outcome))
+                transaction.complete(self._finished(outcome))
                 failpoint(AFTER_COMMIT)
                 self.committed = self._finished(outcome)
                 return None
             finally:
-                if self._transaction is not None:
-                    self._transaction.end()
+                if self._used_session is not None:
+                    self._used_session.end()
         except LeaseLostError:
             return None
         except BaseException as error:
             return self._reported(error)
 
-    def _session_is_gone(self) -> bool:
-        if self._transaction is not None and self._transaction.dropped:
-            return False
-        return self._touched and (self._session is None or self._session.closed)
+    @property
+    def _transaction(self) -> HandlerTransaction | None:
+        return None if self._used_session is None else self._used_session.transaction
 
     def _finished(self, outcome: Outcome) -> Finished:
         now = time.monotonic()
@@ -202,24 +190,16 @@ class Execution:
 
     def _failed(self, error: BaseException) -> Outcome:
         if isinstance(error, SettlementBlockedError):  # Also if its session has ended since.
-            return interrupted(error.code, str(error), _AFTER_OUTAGE, lost=False)
+            return interrupted(error.code, str(error), AFTER_OUTAGE, lost=False)
         if isinstance(error, BreakerOpenError):
             self.was_kept = error.name == self.bound_to and not self.has_called
             return deferred("BREAKER_OPEN", str(error), error.retry_after)
         if isinstance(error, NotHereError):
             age = datetime.now(UTC) - self.claim.created_at
             return interrupted(error.code, str(error), elsewhere_in(age), lost=False)
-        if self._session_is_gone() and (ended := session_error(error)):
-            return interrupted(
-                "POOL_EXHAUSTED" if isinstance(ended, PoolExhausted) else "DATABASE_AWAY",
-                joined(str(ended)),
-                _AFTER_OUTAGE,
-                lost=self._session is not None and may_be_own_end(ended, self._transaction),
-            )
-        if self._touched and is_of_driver(error):
-            return interrupted("DATABASE_AWAY", joined(str(error)), _AFTER_OUTAGE, lost=True)
-        if self._transaction is not None and self._transaction.met_new_plan(error, self.claim):
-            return interrupted(PLAN_CHANGED, str(error), _AFTER_OUTAGE, lost=False)
+        used = self._used_session
+        if used is not None and (interruption := used.interruption(error, self.claim)):
+            return interruption
         trace = "".join(traceback.format_exception(error))
         return self._fate(error, trace)
 
@@ -250,21 +230,15 @@ class Execution:
         with self._opening:
             if self._over:
                 raise InvalidOperationError(USED_AFTER_RETURN)
-            if self._transaction is None:
-                self._transaction = self._in_session(self._begin)
-            return self._transaction
+            used = self._session()
+            if used.transaction is None:
+                used.transaction = used.run(self._begin)
+            return used.transaction
 
-    def _in_session(self, work: Callable[[Connection], Result]) -> Result:
-        self._touched = True
-        self._session = self._thread.connect()
-        try:
-            return work(self._session)
-        except SESSION_ERRORS:
-            if not self._session.closed:
-                raise
-            # It ended after the thread's latest command, so it is no loss of this one.
-            self._session = self._thread.connect()
-            return work(self._session)
+    def _session(self) -> UsedSession:
+        if self._used_session is None:
+            self._used_session = UsedSession(self._thread)
+        return self._used_session
 
     @cached_property
     def checkpoints(self) -> Checkpoints:
@@ -273,9 +247,10 @@ class Execution:
     def _run_statement(self, name: str, work: Callable[[Connection, bool], Result]) -> Result:
         """In the transaction if that is open, else by itself."""
         with self._while_running(name, "use it"):
-            if self._transaction is not None:
-                return work(self._transaction.connection, True)
-            return self._in_session(lambda session: work(session, False))
+            used = self._session()
+            if used.transaction is not None:
+                return work(used.transaction.connection, True)
+            return used.run(lambda session: work(session, False))
 
     def orm_session(self) -> "Session":
         transaction = self.transaction()
@@ -331,8 +306,7 @@ class Execution:
         see `_failed`."""
         if isinstance(error, NotHereError):
             return True
-        is_gone = self._session_is_gone() and session_error(error) is not None
-        return is_gone or (self._touched and is_of_driver(error))
+        return self._used_session is not None and self._used_session.is_cause_of(error)
 
     def batch(self) -> HandlerBatch | None:
         batch_id = self.claim.batch_id
@@ -345,8 +319,8 @@ class Execution:
         self._thread.extend(self, seconds)
         self.timeout = timeout
         with self._opening:
-            if self._transaction is not None and not self._over:
-                self._transaction.limit(**self._limits())
+            if (transaction := self._transaction) is not None and not self._over:
+                transaction.limit(**self._limits())
 
     def _limits(self) -> dict[str, float]:
         allowed = self.due - self.began
