@@ -3,6 +3,7 @@ handler that hangs may hold the lock of the log.
 
     completed, or interrupted by something else   DEBUG
     given back by the handler                     DEBUG
+    lost with its process                         DEBUG
     canceled while it ran                         INFO
     failed, or its lease was lost                 WARNING
     its command is in troubleshooting             ERROR
@@ -13,7 +14,7 @@ import logging
 
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.command_log import log_about
-from cmdbus.worker.claims.claim import Finished
+from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,12 @@ def log_not_settled(finished: Finished, end: OutcomeLabel | None) -> None:
     else:
         message = "command was lost before it was settled: %s, and it runs again elsewhere"
         _log(finished, OutcomeLabel.LOST, logging.WARNING, message, _LOST)
+
+
+def log_lost(claim: Claim) -> None:
+    """With its process: what else that ran is in a line of the supervisor's."""
+    fields = {**claim.log_fields, "outcome": OutcomeLabel.LOST.name.lower()}
+    log_about(logger, logging.DEBUG, fields, "command was lost with its process, and runs again")
 
 
 def _log(finished: Finished, label: OutcomeLabel, level: int, message: str, *args: object) -> None:

@@ -27,7 +27,7 @@ from cmdbus.retry import SUSPECT_LOSSES, RetryPolicy
 from cmdbus.timeouts import RESCUE_SECONDS
 from cmdbus.worker.claims.claim import Claim, Connection, Finished, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
-from cmdbus.worker.claims.ends import log_end
+from cmdbus.worker.claims.ends import log_end, log_lost
 from cmdbus.worker.claims.halving import in_halves
 from cmdbus.worker.claims.outcomes import failed
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
@@ -153,6 +153,8 @@ class _Rescuer:
         self.rescued.released += [claim for claim in others if claim in given - lost]
         self.rescued.lost += lost & given
         self.rescued.ends += [(claim, OutcomeLabel.LOST) for claim in lost & given]
+        for claim in lost & given:
+            log_lost(claim)
         self.rescued.charged += charged
         return len(given) + len(charged) == len(claims)
 
