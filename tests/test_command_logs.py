@@ -11,6 +11,7 @@ from eventually import eventually
 from handlers import LADDER, ONCE, SOON, Gate, handling, run, running
 
 from cmdbus import (
+    BreakerOpenError,
     BusinessRuleError,
     Command,
     CommandBus,
@@ -171,6 +172,29 @@ def test_a_completion_is_a_line_at_debug_with_its_times_and_none_at_info(
     assert 0 < seconds < 10 and 0 <= waited < 10
     assert shown["message"] == f"command completed in {seconds:.3f} s; it had waited {waited:.3f} s"
     assert (shown["level"], shown["outcome"], shown["attempt"]) == ("debug", "completed", 1)
+
+
+def test_an_execution_that_is_not_charged_ends_with_a_line_at_debug(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran = list[int]()
+    caplog.set_level(logging.DEBUG, "cmdbus")
+
+    def debit(command: Command, context: Context) -> None:
+        ran.append(context.attempt)
+        if len(ran) == 1:
+            context.again()
+        if len(ran) == 2:
+            raise BreakerOpenError("stripe", 0.0)
+
+    [record] = run(dsn, bus, debit)
+    first, second, third = map(in_json, ends(caplog, record.command_id))
+    assert [(end["level"], end["attempt"]) for end in (first, second, third)] == [("debug", 1)] * 3
+    outcomes = [end["outcome"] for end in (first, second, third)]
+    assert outcomes == ["interrupted", "interrupted", "completed"]
+    assert first["message"].startswith("command was given back by its handler after ")
+    assert second["message"].startswith("command was interrupted after ")
+    assert "BREAKER_OPEN: " in second["message"]
 
 
 def test_a_timeout_is_logged_with_the_stack_of_its_handler(
