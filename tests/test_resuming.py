@@ -87,6 +87,30 @@ def test_a_command_is_given_back_until_a_later_time(dsn: str, bus: CommandBus) -
     assert 290 < rows(dsn, waits)[0][0] <= 300
 
 
+def test_a_handler_that_leaves_when_its_worker_stops_goes_on_in_the_next_one(
+    dsn: str, bus: CommandBus
+) -> None:
+    begun = Event()
+
+    def iterate(command: Command, context: Context) -> object:
+        leave_effect(command, context)
+        if context.resumed is None:
+            context.checkpoint("half")
+            begun.set()
+            eventually(lambda: context.stopping)
+            context.again()
+        return context.resumed
+
+    with running(dsn, handling(iterate)):
+        sent = bus.send("payments", "Debit")
+        assert begun.wait(10)
+    assert (found(bus, sent).status, effects(dsn)) == (Status.PENDING, 1)
+    with running(dsn, handling(iterate)):
+        record = bus.wait("payments", sent, 10)
+    assert (record.result, record.attempts, effects(dsn)) == ("half", 1, 2)
+    assert kinds(bus, sent) == ["SENT", "RECEIVED", "COMPLETED"]
+
+
 def test_the_next_command_of_an_order_waits_until_one_that_gives_itself_back_has_ended(
     dsn: str, bus: CommandBus
 ) -> None:
