@@ -110,9 +110,9 @@ ERRORS: dict[str, BaseException] = {
 #: The level of the line, the outcome, the end of the message and that of the traceback.
 FAILURES = {
     "any": ("warning", "retry", "ValueError: no money; again in 0.0 s", "\nValueError: no\nmoney"),
-    "transient": ("warning", "retry", "BUSY: later; again in 0.0 s", None),
-    "rule": ("warning", "failed", "RULE: not allowed; not tried again", None),
-    "permanent": ("error", "trouble", f"BROKEN: never; {IN_TROUBLE}", None),
+    "transient": ("warning", "retry", "BUSY: later; again in 0.0 s", "Error: BUSY: later"),
+    "rule": ("warning", "failed", "RULE: not allowed; not tried again", "Error: RULE: not allowed"),
+    "permanent": ("error", "trouble", f"BROKEN: never; {IN_TROUBLE}", "Error: BROKEN: never"),
 }
 
 
@@ -143,9 +143,9 @@ def test_each_execution_ends_with_one_line(
             "level": level,
             "message": f"command failed in attempt 1 of 3 {after}: {problem}",
             "outcome": outcome,
-            **({} if trace is None else {"traceback": first["traceback"]}),
+            "traceback": first["traceback"],
         }
-        assert first.get("traceback", "").endswith(trace or "")
+        assert first["traceback"].endswith(trace)
         levels = [(each["level"], each["attempt"], each["outcome"]) for each in later]
         assert levels == [("debug", 2, "completed")] * (outcome == "retry")
 

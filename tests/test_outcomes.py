@@ -10,6 +10,7 @@ from cmdbus.worker.claims.outcomes import (
     MAX_MESSAGE,
     Outcome,
     OutcomeKind,
+    class_path,
     completed,
     failed,
     not_to_be_run,
@@ -95,10 +96,37 @@ def test_an_error_of_a_class_with_an_initializer_of_its_own_means_the_same() -> 
     assert (busy.kind, busy.code, busy.delay) == (OutcomeKind.RETRY, "BUSY", 10)
 
 
-def test_unexpected_errors_keep_their_traceback_and_expected_ones_their_details() -> None:
-    assert json.loads(fate(ValueError("x")).details or "")["traceback"] == "the traceback"
-    resolution = json.loads(fate(PermanentCommandError("GONE", "x", {"account": 1})).details or "")
-    assert resolution == {"reason": "PERMANENT", "details": {"account": 1}}
+def test_the_event_of_an_error_has_its_class_and_traceback() -> None:
+    """Of an expected one, too, with its details."""
+    assert json.loads(fate(ValueError("x")).details or "") == {
+        "reason": "TRANSIENT",
+        "exception": "builtins.ValueError",
+        "traceback": "the traceback",
+    }
+    assert json.loads(fate(PermanentCommandError("GONE", "x", {"account": 1})).details or "") == {
+        "reason": "PERMANENT",
+        "details": {"account": 1},
+        "exception": "cmdbus.errors.PermanentCommandError",
+        "traceback": "the traceback",
+    }
+
+
+class Ledger:
+    class LockedError(BusyError):
+        pass
+
+
+def test_a_class_that_cannot_be_imported_is_named_by_its_nearest_base() -> None:
+    class LocalError(OverdrawnError):
+        pass
+
+    class RenamedError(ValueError):
+        __module__ = 5  # type: ignore[assignment]
+
+    assert class_path(OverdrawnError("x")) == f"{__name__}.OverdrawnError"
+    assert class_path(LocalError("x")) == f"{__name__}.OverdrawnError"
+    assert class_path(Ledger.LockedError()) == f"{__name__}.BusyError"
+    assert class_path(RenamedError()) == "builtins.ValueError"
 
 
 class Unspeakable(Exception):

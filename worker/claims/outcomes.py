@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
@@ -21,12 +22,14 @@ from cmdbus.retry import MAX_LOSSES, RetryPolicy
 MAX_MESSAGE = 2_000
 MAX_TRACEBACK = 20_000
 MAX_DETAILS = 20_000
+MAX_CLASS_PATH = 500
 
 #: Seconds until a command that another worker must run is tried again: a share of its age, within
 #: bounds.
 _MIN_ELSEWHERE, _ELSEWHERE_SHARE, _MAX_ELSEWHERE = 5.0, 0.2, 600.0
 
 _CLASS_NAME = type.__dict__["__name__"]
+_CLASS_PATH = type.__dict__["__module__"], type.__dict__["__qualname__"]
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
@@ -52,7 +55,7 @@ class Outcome:
     delay: float | None = None
     code: str | None = None
     message: str | None = None
-    #: JSON text: reason, details, traceback. Without it there is no event.
+    #: JSON text: reason, details, exception, traceback. Without it there is no event.
     details: str | None = None
 
 
@@ -77,7 +80,8 @@ def failed(
     retry_after: float | None,
     rand: float,
 ) -> Outcome:
-    """The outcome of the `attempt`-th execution, which raised this error."""
+    """The outcome of the `attempt`-th execution, which raised this error; or, without a traceback,
+    of one that was given up with it."""
     if isinstance(error, PayloadInvalidError):
         return troubled("PAYLOAD_INVALID", _message(error))
     if isinstance(error, BusinessRuleError):
@@ -91,16 +95,13 @@ def failed(
     if isinstance(error, TransientCommandError) and error.retry_after is not None:
         retry_after = _storable_pause(error.retry_after)
     delay = policy.delay(attempt, rand) if retry_after is None else retry_after
-    if isinstance(error, CommandError):
-        code, details = error.code or class_name(error), _details(reason, error.details)
-    else:
-        code, details = class_name(error), _details(reason, traceback=traceback)
+    own = error if isinstance(error, CommandError) else CommandError("", "")
     return Outcome(
         kind=kind,
         delay=delay if kind is OutcomeKind.RETRY else None,
-        code=_text(code, 100),
+        code=_text(own.code or class_name(error), 100),
         message=_message(error),
-        details=details,
+        details=_details(reason, own.details, class_path(error) if traceback else None, traceback),
     )
 
 
@@ -174,6 +175,20 @@ def class_name(value: object) -> str:
     return str(_CLASS_NAME.__get__(type(value)))
 
 
+def class_path(error: BaseException) -> str:
+    """Module and name of its class or, if that is in a function or another class, of its nearest
+    base class that can be imported."""
+    for kind in type(error).__mro__:
+        module, name = (attribute.__get__(kind) for attribute in _CLASS_PATH)
+        if (
+            isinstance(module, str)
+            and module != "__main__"
+            and getattr(sys.modules.get(module), "__dict__", {}).get(name) is kind
+        ):
+            return f"{module}.{name}"
+    raise AssertionError("each exception is a BaseException, which is in builtins")
+
+
 def _message(error: BaseException) -> str:
     try:
         if isinstance(error, CommandError):
@@ -212,7 +227,9 @@ def _ascii(text: str) -> str:
     return text.encode("ascii", "backslashreplace").decode()
 
 
-def _details(reason: str, details: object = None, traceback: str | None = None) -> str:
+def _details(
+    reason: str, details: object = None, exception: str | None = None, traceback: str = ""
+) -> str:
     kept: dict[str, object] = {"reason": reason}
     if details is not None:
         try:
@@ -220,7 +237,8 @@ def _details(reason: str, details: object = None, traceback: str | None = None) 
             kept["details"] = details
         except ValueError as error:
             kept["details"] = f"(not kept: {error})"
-    if traceback is not None:
+    if exception is not None:
+        kept["exception"] = _text(exception, MAX_CLASS_PATH)
         # The end shows where it happened.
         kept["traceback"] = _text(traceback[-MAX_TRACEBACK:], MAX_TRACEBACK)
     return encode(kept)
