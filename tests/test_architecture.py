@@ -20,6 +20,7 @@ PACKAGES = {
     "cmdbus": "common",
     "cmdbus.worker": "worker",
     "cmdbus.supervisor": "supervisor",
+    "cmdbus.django": "worker/django",
     "cmdbus.testing": "worker/testing",
 }
 #: The floor plan: each room, and the rooms that it may import.
@@ -58,6 +59,7 @@ FLOOR_PLAN |= {
     "cmdbus.worker.boot": [
         *[*COMMON, CLAIMS, PROBES, "cmdbus.worker", STEWARD],
     ],
+    "cmdbus.django": [*COMMON, CLAIMS, EXECUTION],
     "cmdbus.testing": [
         *[*COMMON, "cmdbus.embedded", "cmdbus.worker"],
         *[CLAIMS, BREAKERS, EXECUTION, PIPELINE, STEWARD, WAITING],
@@ -73,6 +75,7 @@ DATABASE_ROOMS = {
     *["cmdbus.asynchronous", "cmdbus.context", "cmdbus.database", "cmdbus.integrations"],
     *["cmdbus.producer", "cmdbus.processes"],
     *[room for room in FLOOR_PLAN if room.startswith(("cmdbus.worker", "cmdbus.testing"))],
+    "cmdbus.django",
 }
 #: Rooms that the supervisor's imports only inside functions: in a child, or in a sub-command.
 IN_CHILDREN = {
@@ -213,11 +216,16 @@ def test_modules_that_call_themselves_pure_are() -> None:
 
 @pytest.mark.parametrize(
     ("package", "allowed"),
-    [("time", {"cmdbus.clock"}), ("asyncio", {"cmdbus.asynchronous"}), ("psycopg", DATABASE_ROOMS)],
+    [
+        ("time", {"cmdbus.clock"}),
+        ("asyncio", {"cmdbus.asynchronous"}),
+        ("psycopg", DATABASE_ROOMS),
+        ("django", {"cmdbus.django"}),
+    ],
 )
 def test_a_package_is_imported_only_where_it_may_be(package: str, allowed: set[str]) -> None:
     """An application that replaces the functions of `time` must not move due times, no thread
-    runs an event loop, and the supervisor uses no database."""
+    runs an event loop, the supervisor uses no database, and Django is loaded where it is used."""
     for module, file in modules().items():
         if not {module, room_of(module)} & allowed:
             taken = {name for name in imports(file) if name.startswith(package)}
