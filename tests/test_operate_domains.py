@@ -98,3 +98,10 @@ def test_all_of_a_domain_are_canceled_only_after_a_yes(dsn: str, run: Run) -> No
         assert json.loads(text) == {"canceled": 1}
         assert done(run("cancel", "payments", "--all")) == "canceled 0 commands\n"
         assert [record.error_message for record in bus.query(type="Debit")] == ["twice"] * 4
+
+
+def test_an_error_without_a_message_is_shown_as_its_code(bus: CommandBus, run: Run) -> None:
+    command_id = str(bus.send("payments", "Debit"))
+    done(run("cancel", "payments", command_id))
+    lines = [line.split() for line in done(run("get", "payments", command_id)).splitlines()]
+    assert ["error", "CANCELED"] in lines

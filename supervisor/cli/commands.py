@@ -270,7 +270,7 @@ def _facts(record: "CommandRecord", why: str | None) -> Iterator[tuple[str, obje
     most = f" of {record.max_attempts}" if record.max_attempts is not None else ""
     yield "attempts", f"{record.attempts}{most}"
     if record.error_code is not None:
-        yield "error", f"{record.error_code}: {record.error_message}"
+        yield "error", ": ".join(filter(None, (record.error_code, record.error_message)))
     yield "priority", record.priority
     yield "correlation id", record.correlation_id
     yield "reply to", record.reply_to
