@@ -42,7 +42,10 @@ def _contains(record: CommandRecord, wanted: object) -> bool:
 
 def _listed(records: Sequence[CommandRecord]) -> str:
     if not records:
-        return "Nothing at all was sent."
+        return (
+            "Nothing at all was sent that this connection sees: to see what a transaction that is "
+            "still open has sent, pass its connection="
+        )
     lines = [
         f"  {each.domain}/{each.type} {_text(each.data)} {each.status}"
         for each in records[:_MAX_LISTED]
