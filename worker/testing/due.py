@@ -70,12 +70,18 @@ class DueCommands:
     def _advance(self) -> None:
         """What stewards do: commands become due and expire, schedules tick, batches are canceled
         and end."""
-        while self._timers.promote_and_read(self._session, leases=False) == 0:
-            pass
-        self._schedules.run(self._session)
-        BatchRound(self._statements).run(self._session)
+        work = self._statements.row(self._session, "find_stewards_work")
+        assert work is not None
+        times_have_come, has_batches = work
+        if times_have_come:
+            while self._timers.promote_and_read(self._session, leases=False) == 0:
+                pass
+            self._schedules.run(self._session)
+        if has_batches:
+            BatchRound(self._statements).run(self._session)
         self._limited_types.read(self._session)
-        self._breakers.attend(self._session)
+        if self._breakers.states.names:
+            self._breakers.attend(self._session)
 
     def _keys(self) -> list[ClaimKey]:
         types = self._open_types()

@@ -20,6 +20,19 @@ CREATE DATABASE {identifier};
 -- name: read_isolation
 SELECT current_setting('transaction_isolation');
 
+-- name: find_stewards_work
+-- Whether the time of a command or of a schedule has come, and whether a batch has not ended. What
+-- stewards execute for these takes a new session several times as long as this.
+SELECT
+    EXISTS (SELECT FROM {schema}.scheduled WHERE due_at <= c.present)
+        OR EXISTS (SELECT FROM {schema}.schedule WHERE check_at <= c.present)
+        OR EXISTS (SELECT FROM {schema}.ready
+                   WHERE expires_at <= c.present AND attempts = 0 AND losses = 0)
+        OR EXISTS (SELECT FROM {schema}.scheduled WHERE expires_at <= c.present)
+        OR EXISTS (SELECT FROM {schema}.limited WHERE expires_at <= c.present),
+    EXISTS (SELECT FROM {schema}.batch_state WHERE completed_at IS NULL)
+FROM (SELECT clock_timestamp() AS present) c;
+
 -- name: move_times
 -- Moves the times that something waits for into the past. Not those of nodes, whose silence would
 -- be taken for an outage, nor those of what is over.
