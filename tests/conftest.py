@@ -29,6 +29,7 @@ from fleet import Fleet, make_effects, unstarted
 from guarded import Guarded, guarded_server
 from leftovers import assert_soon_empty, children, names_in, open_files
 from psycopg.sql import SQL, Identifier, Literal
+from queries import keeping
 from stewards import Steward, stewarding
 
 from cmdbus import CommandBus
@@ -174,8 +175,8 @@ def template(databases: Databases) -> Iterator[str]:
 def dsn(databases: Databases, template: str) -> Iterator[str]:
     """A database of this test's own, with the schema and the table of effects; its user is a
     superuser."""
-    with databases.fresh(template) as name:
-        yield databases.dsn_of(name)
+    with databases.fresh(template) as name, keeping(dsn := databases.dsn_of(name)):
+        yield dsn
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg
 from eventually import eventually
 from psycopg_pool import ConnectionPool
-from queries import count, scalar
+from queries import rows, scalar
 
 from cmdbus import (
     Command,
@@ -175,8 +175,7 @@ def promote(statements: ClaimStatements, connection: psycopg.Connection, rows: i
 
 
 def effects(dsn: str) -> int:
-    with connect(dsn) as connection:
-        return count(connection, "effect")
+    return int(rows(dsn, "SELECT count(*) FROM effect")[0][0])
 
 
 def leave_effect(command: Command, context: Context) -> None:

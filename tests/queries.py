@@ -1,5 +1,10 @@
 """What a test asks the database, and what it does to rows in the place of a worker or a user."""
 
+import os
+import select
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -18,6 +23,34 @@ CLAIM = (
     " lease_until = clock_timestamp() + %s::interval WHERE command_id = %s"
 )
 
+#: By the DSNs that are kept: the session of the test's own thread.
+_kept: dict[str, psycopg.Connection | None] = {}
+_PID = os.getpid()
+
+
+@contextmanager
+def keeping(dsn: str) -> Iterator[None]:
+    """Meanwhile `rows` asks on one session: a new one costs more than most queries, and a wait
+    asks a hundred times a second."""
+    _kept[dsn] = None
+    try:
+        yield
+    finally:
+        session = _kept.pop(dsn)
+        if session is not None:
+            session.close()
+
+
+def _kept_session(dsn: str) -> psycopg.Connection:
+    session = _kept[dsn]
+    if session is not None and (session.closed or select.select([session], [], [], 0)[0]):
+        session.close()  # the server has ended it
+        session = None
+    if session is None:
+        session = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+        _kept[dsn] = session
+    return session
+
 
 def scalar(connection: psycopg.Connection, query: str, *values: object) -> Any:
     """Of a query with one row: what is in its first column."""
@@ -26,6 +59,9 @@ def scalar(connection: psycopg.Connection, query: str, *values: object) -> Any:
 
 
 def rows(dsn: str, query: str, *values: object) -> list[tuple[Any, ...]]:
+    in_test = threading.current_thread() is threading.main_thread() and os.getpid() == _PID
+    if in_test and dsn in _kept:
+        return _kept_session(dsn).execute(query.encode(), values or None).fetchall()
     with psycopg.connect(dsn, autocommit=True) as connection:
         return connection.execute(query.encode(), values or None).fetchall()
 

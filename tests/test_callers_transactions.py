@@ -10,7 +10,7 @@ import psycopg2
 import psycopg2.extras
 import pytest
 from handlers import connect, handling, running
-from queries import scalar
+from queries import rows, scalar
 from roles import role
 from transactions import KINDS, WAYS, Begin, Transaction, of_pooled_connection
 
@@ -61,8 +61,7 @@ def send_all(bus: CommandBus, own: Transaction) -> int:
 
 
 def orders(dsn: str) -> int:
-    with connect(dsn) as connection:
-        return int(scalar(connection, "SELECT count(*) FROM orders"))
+    return int(rows(dsn, "SELECT count(*) FROM orders")[0][0])
 
 
 @kinds

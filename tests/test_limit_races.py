@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 from psycopg import IsolationLevel
-from queries import rows
 from test_limits_in_force import declare, set_limit
 
 #: Rows that are not what follows from the declarations and settings.
@@ -52,7 +51,7 @@ def test_what_is_in_force_follows_from_all_changes_at_each_isolation_level(
 
     def hammer(seed: int) -> None:
         chance = random.Random(seed)
-        with psycopg.connect(dsn) as connection:
+        with psycopg.connect(dsn) as connection, psycopg.connect(dsn, autocommit=True) as watcher:
             connection.isolation_level = level
             for _ in range(_ROUNDS):
                 try:
@@ -61,7 +60,7 @@ def test_what_is_in_force_follows_from_all_changes_at_each_isolation_level(
                     connection.commit()
                 except psycopg.errors.SerializationFailure:
                     connection.rollback()
-                assert rows(dsn, WRONG) == []
+                assert watcher.execute(WRONG.encode()).fetchall() == []
 
     with ThreadPoolExecutor() as threads:
         list(threads.map(hammer, range(4)))
