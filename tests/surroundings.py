@@ -18,14 +18,14 @@ from lab.control_groups import ControlGroup, can_make
 
 
 def assert_goes_on(fleet: Fleet) -> None:
-    """It runs commands, and replaces a killed process."""
+    """It runs commands, and replaces a killed process and no other."""
     ids = fleet.send("Debit", 50)
     fleet.await_completed(ids)
     assert fleet.effects(ids) == {1: 50}
     before = fleet.wait_until_ready()
     kill(before[0])
     after = fleet.await_successors([before[0]])
-    assert after[1] == before[1]
+    assert after == {**before, 0: after[0]}
     fleet.await_completed(fleet.send("Noop", 10))
     fleet.await_health()
 

@@ -135,7 +135,7 @@ def test_a_start_says_which_limits_of_living_nodes_it_changes(
         ]
 
 
-@pytest.mark.fleet(started=False)
+@pytest.mark.fleet(started=False, procs=1)
 def test_a_fleet_declares_its_limits_before_its_workers_start_and_at_a_reload(
     fleet: Fleet,
 ) -> None:

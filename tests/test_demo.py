@@ -112,6 +112,7 @@ def typed(line: str) -> str:
     return done.stdout
 
 
+@pytest.mark.usefixtures("cluster_at_home")
 def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path) -> None:
     """And after Ctrl-C nothing is left behind but the database."""
     with running(home, "--procs", "2", "--threads", "4", *LADDER) as demo:
@@ -149,6 +150,7 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
     assert [path for path in home.rglob("*") if path.is_socket()] == []
 
 
+@pytest.mark.usefixtures("cluster_at_home")
 @pytest.mark.skipif(not START.exists(), reason="there is no checkout here")
 def test_the_script_runs_the_demo_and_ends_in_the_middle_of_it(home: Path) -> None:
     with running(home, "--procs", "1", "--threads", "2", command=[str(START)]) as demo:

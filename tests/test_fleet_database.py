@@ -78,7 +78,7 @@ def test_a_fleet_survives_restarts_and_crashes_of_its_database(
     own: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     """Fast, immediate, and a backend that is killed."""
-    with supervised(own.dsn, tmp_path) as fleet:
+    with supervised(own.dsn, tmp_path, procs=1) as fleet:
         before, steward = fleet.pids(), fleet.steward()
         ids = busy(fleet)
         own.stop("fast")
@@ -191,7 +191,7 @@ def test_an_outage_that_is_longer_than_the_watchdog_kills_no_process(
         "thread_timeout": 1.5,
         "watchdog_timeout": 2.5,
     }
-    with supervised(own.dsn, tmp_path, **ladder) as fleet:
+    with supervised(own.dsn, tmp_path, procs=1, **ladder) as fleet:
         before, steward = fleet.pids(), fleet.steward()
         ids = busy(fleet)
         own.stop("fast")
@@ -200,15 +200,15 @@ def test_an_outage_that_is_longer_than_the_watchdog_kills_no_process(
         stays(lambda: len(fleet.messages()) <= before_outage + 10, 3)
         own.start()
         fleet.await_completed(ids)
-        # The steward and two workers, each once.
-        said_back = fleet.await_saying("the database is back after", 3)
+        # The steward and the worker, each once.
+        said_back = fleet.await_saying("the database is back after", 2)
         assert all(float(line.split()[-2]) >= 3 for line in said_back)
         ids += fleet.send("Debit", 10)
         fleet.await_completed(ids)
         assert fleet.effects(ids) == {1: 160}
         assert (fleet.pids(), fleet.steward()) == (before, steward)
         assert set(fleet.look().restarts.values()) == {0}
-        assert len(fleet.logged("the database is back after")) == 3
+        assert len(fleet.logged("the database is back after")) == 2
         fleet.await_health()
         own.stop("fast")
         try:
@@ -288,16 +288,17 @@ def test_after_a_long_outage_the_fleet_and_producers_go_on_at_once(
         assert fleet.pids() == pids
 
 
+@pytest.mark.fleet(procs=1)
 def test_sessions_that_are_terminated_are_made_anew(fleet: Fleet) -> None:
     """Those of handlers in their transactions, of leaders, and the listener's."""
     before, steward = fleet.pids(), fleet.steward()
-    ids = fleet.start_gates(5)
+    ids = fleet.start_gates(4)
     for (pid,) in fleet.query(OURS):
         fleet.query("SELECT pg_terminate_backend(%s)", pid)
     fleet.open_gate()
     ids += fleet.send("Debit", 50)
     fleet.await_completed(ids)
-    assert fleet.effects(ids) == {1: 55}
+    assert fleet.effects(ids) == {1: 54}
     eventually(lambda: fleet.look().listening and fleet.look().armed)
     fleet.await_completed(fleet.send("Noop"))
     assert (fleet.pids(), fleet.steward()) == (before, steward)

@@ -46,8 +46,8 @@ def test_what_a_host_has_that_is_cut_off_is_run_by_others(
     when the link is there again."""
     with (
         tempfile.TemporaryDirectory(prefix="p") as directory,
-        unstarted(dsn, tmp_path, alone=False, name="one") as one,
-        unstarted(dsn, tmp_path, alone=False, name="other") as other,
+        unstarted(dsn, tmp_path, alone=False, procs=1, name="one") as one,
+        unstarted(dsn, tmp_path, alone=False, procs=1, name="other") as other,
     ):
         relay = Proxy(dsn, Path(directory))
         try:

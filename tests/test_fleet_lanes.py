@@ -46,6 +46,7 @@ def test_a_place_of_a_killed_process_is_free_as_soon_as_it_is_rescued(
     fleet.await_completed(gates)
 
 
+@pytest.mark.fleet(procs=1)
 def test_a_rate_goes_on_at_its_times_if_a_node_is_killed(
     fleet: Fleet, other: Fleet, connection: psycopg.Connection
 ) -> None:

@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.fleet(started=False)
+@pytest.mark.fleet(started=False, procs=1)
 def test_as_process_1_it_reaps_orphans_and_signals_nobody_who_has_a_dead_ones_number(
     fleet: Fleet,
 ) -> None:
@@ -72,7 +72,7 @@ def test_a_runtime_directory_without_room_is_refused_with_a_sentence(
             assert "No space left on device; choose another place with --runtime-dir" in text
 
 
-@pytest.mark.fleet(started=False)
+@pytest.mark.fleet(started=False, procs=1)
 def test_it_goes_on_when_its_runtime_directory_is_full_and_when_it_is_read_only(
     fleet: Fleet, tmp_path: Path
 ) -> None:

@@ -69,7 +69,7 @@ def victim(fleet: Fleet, killed: set[int], steward: bool, dice: random.Random) -
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(8, marks=pytest.mark.long)])
-@pytest.mark.fleet(http=HERE)
+@pytest.mark.fleet(http=HERE, procs=1)
 def test_a_killed_process_loses_at_most_the_counts_of_its_last_round_trip(
     fleet: Fleet, kills: int
 ) -> None:

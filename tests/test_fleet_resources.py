@@ -32,6 +32,7 @@ def highest_descriptor(pid: int) -> int:
     return max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
 
 
+@pytest.mark.fleet(procs=1)
 def test_a_process_without_descriptors_fails_the_attempt_and_the_fleet_goes_on(
     fleet: Fleet,
 ) -> None:
@@ -235,7 +236,7 @@ def test_a_slot_that_was_given_up_gets_a_thread_when_there_is_room(fleet: Fleet)
         assert fleet.pids() == before
 
 
-@pytest.mark.fleet(started=False)
+@pytest.mark.fleet(started=False, procs=1)
 def test_a_command_that_takes_all_memory_goes_to_a_person_and_charges_nobody(fleet: Fleet) -> None:
     """The kernel kills its process; after the second loss it runs in quarantine, and the third
     ends it. Other commands of its process run again."""

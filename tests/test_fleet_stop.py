@@ -70,6 +70,7 @@ def test_a_terminal_and_a_service_manager_that_stop_it_together_hurry_nothing(fl
     assert len(fleet.logged("stopping within")) == 1
 
 
+@pytest.mark.fleet(procs=1)
 def test_a_storm_of_signals_ends_in_one_clean_stop(fleet: Fleet) -> None:
     """Coalesced, never re-entered, and harmless until the process is gone."""
     ids = fleet.send("Noop", 50)
@@ -98,13 +99,13 @@ def test_a_fleet_without_work_that_is_ended_at_once_has_stopped_well(
 def test_a_stop_while_it_starts_leaves_nothing(dsn: str, tmp_path: Path) -> None:
     """In the preflight, while the database is away, and while processes boot."""
     write_app(tmp_path, "import time; time.sleep(0.7)\nfrom fleet_app import registry as registry")
-    with unstarted(dsn, tmp_path) as fleet:
+    with unstarted(dsn, tmp_path, procs=1) as fleet:
         fleet.start()
         eventually(lambda: (fleet.directory / "cmdbus.pid").exists())
         assert fleet.stop() == 0
         fleet.assert_nothing_left()
         fleet.start()
-        fleet.await_saying("worker 1 starts")
+        fleet.await_saying("worker 0 starts")
         assert fleet.stop() == 0
         fleet.assert_nothing_left()
     with unstarted(dsn, tmp_path) as fleet:

@@ -58,7 +58,7 @@ def nobody_reads(kind: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("kind", ["gone", "asleep", "closed", "full disk"])
-@pytest.mark.fleet(started=False, log_level="debug")
+@pytest.mark.fleet(started=False, procs=1, log_level="debug")
 def test_a_fleet_runs_without_anybody_who_reads_its_log(fleet: Fleet, kind: str) -> None:
     """The reader of the pipe, the descriptor itself, or room on its disk."""
     with nobody_reads(kind) as pipe:
@@ -72,7 +72,7 @@ def test_a_fleet_runs_without_anybody_who_reads_its_log(fleet: Fleet, kind: str)
 
 
 @pytest.mark.parametrize("nohup", [False, True])
-@pytest.mark.fleet(started=False)
+@pytest.mark.fleet(started=False, procs=1)
 def test_a_fleet_stops_with_its_terminal_but_not_under_nohup(fleet: Fleet, nohup: bool) -> None:
     """And another HUP reloads it."""
     controller, terminal = (os.fdopen(end, "rb", buffering=0) for end in os.openpty())
@@ -92,6 +92,7 @@ def test_a_fleet_stops_with_its_terminal_but_not_under_nohup(fleet: Fleet, nohup
         assert fleet.wait() == 0
 
 
+@pytest.mark.fleet(procs=1)
 def test_a_fleet_whose_runtime_directory_is_removed_goes_on(fleet: Fleet) -> None:
     """It replaces dead processes, reloads, and stops well."""
     fleet.look()
@@ -146,8 +147,8 @@ def test_fleets_of_different_names_share_a_database_and_a_directory(
     """Neither takes the other for a dead one of its name, whatever the names; the claims of
     one that is killed are run by the other when their leases end."""
     with (
-        unstarted(dsn, tmp_path, alone=False, name="cmdbus.board") as second,
-        unstarted(dsn, tmp_path, alone=False) as first,
+        unstarted(dsn, tmp_path, alone=False, procs=1, name="cmdbus.board") as second,
+        unstarted(dsn, tmp_path, alone=False, procs=1) as first,
     ):
         second.start()
         second_pids = second.wait_until_ready()
@@ -193,7 +194,7 @@ time.time, time.time_ns = jumped(time.time, 1), jumped(time.time_ns, 10**9)
 """
 
 
-@pytest.mark.fleet(started=False)
+@pytest.mark.fleet(started=False, procs=1, threads=8)
 def test_a_clock_that_jumps_by_an_hour_changes_nothing(fleet: Fleet, tmp_path: Path) -> None:
     """Forth and back, in every process. None is killed, no lease ends, and what is
     due is due by the database's clock."""

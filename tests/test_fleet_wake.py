@@ -76,7 +76,7 @@ def test_one_command_is_found_by_one_look_and_at_most_one_more_is_in_vain(fleet:
         assert looks_for_one(fleet) in ([(1, 0)], [(1, 1)])
 
 
-@pytest.mark.fleet(procs=2, threads=2, poll_interval=600)
+@pytest.mark.fleet(procs=1, threads=2, poll_interval=600)
 def test_a_second_node_makes_one_more_vain_look(fleet: Fleet, other: Fleet) -> None:
     """Also for a command that is due later."""
     await_rest(fleet, other)
@@ -160,7 +160,7 @@ def test_what_is_due_runs_on_time_and_never_before(fleet: Fleet, other: Fleet) -
     fleet.await_outcomes([retried], {("COMPLETED", 2): 1})
 
 
-@pytest.mark.fleet(threads=4, poll_interval=600)
+@pytest.mark.fleet(procs=1, poll_interval=600)
 def test_a_steward_that_dies_or_freezes_costs_nothing_but_time(fleet: Fleet) -> None:
     """Nothing that was sent meanwhile waits for the fallback poll."""
     workers = fleet.pids()
@@ -239,7 +239,7 @@ def test_without_notifications_the_poll_finds_everything(
     eventually(lambda: fleet.look().listening)
 
 
-@pytest.mark.fleet(threads=2, wake="poll", poll_interval=0.2)
+@pytest.mark.fleet(procs=1, threads=2, wake="poll", poll_interval=0.2)
 def test_a_fleet_that_polls_drains_and_its_main_threads_beat_meanwhile(fleet: Fleet) -> None:
     """As behind a pooler without LISTEN. No heartbeat gets half as old as it may be."""
     assert not fleet.look().listening
@@ -247,8 +247,8 @@ def test_a_fleet_that_polls_drains_and_its_main_threads_beat_meanwhile(fleet: Fl
     beats: dict[int, set[int]] = {number: set() for number in fleet.workers()}
     waiting = "SELECT count(*) FROM cmdbus.ready WHERE lease_until IS NULL"
     while not all(len(times) > 2 for times in beats.values()):
-        if fleet.query(waiting)[0][0] < 2_000:
-            fleet.send("Noop", 4_000)
+        if fleet.query(waiting)[0][0] < 1_000:
+            fleet.send("Noop", 2_000)
         for number, seat in fleet.workers().items():
             beats[number].add(seat.due or 0)
             age = watchdog - ((seat.due or 0) / 1e9 - time.monotonic())

@@ -224,13 +224,11 @@ def test_a_row_that_a_policy_or_a_trigger_refuses_is_an_error_of_that_row(
 def test_a_process_that_starts_without_a_right_waits_for_it(
     tmp_path: Path, dsn: str, workers: str, worker_role: str
 ) -> None:
-    with supervised(workers, tmp_path) as fleet:
+    with supervised(workers, tmp_path, procs=1) as fleet:
         with revoked(dsn, "USAGE ON SCHEMA cmdbus", worker_role):
             before = fleet.pids()
             kill(before.values())
-            fleet.await_saying(
-                "permission denied for schema cmdbus; waiting until it is granted", 2
-            )
+            fleet.await_saying("permission denied for schema cmdbus; waiting until it is granted")
             fleet.await_saying("the steward cannot work and keeps trying: permission denied")
         fleet.await_successors(before.values())
         fleet.dsn = dsn

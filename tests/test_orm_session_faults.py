@@ -184,18 +184,18 @@ def transfer(command, context):
 """
 
 
-@pytest.mark.fleet(started=False, threads=2)
+@pytest.mark.fleet(started=False, procs=1)
 def test_rows_equal_completed_commands_when_processes_are_killed(
     fleet: Fleet, application: str, tmp_path: Path
 ) -> None:
     write_app(tmp_path, APP)
     fleet.start()
     fleet.wait_until_ready()
-    ids = [id for number in (1, 2) for id in fleet.send("Transfer", 150, data=number)]
+    ids = [id for number in (1, 2) for id in fleet.send("Transfer", 60, data=number)]
     eventually(lambda: len(amounts(application)) > 20)
     pids = fleet.pids()
     kill(pids.values())
     fleet.await_completions(len(ids), within=30)
     done = [id for (id,) in rows(application, "SELECT command_id FROM entry")]
     assert sorted(done) == sorted(ids)
-    assert balances(application) == [250, 150]
+    assert balances(application) == [160, 60]

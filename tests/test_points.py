@@ -49,7 +49,7 @@ pytestmark = [
 def fleet(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     monkeypatch.setenv(DIRECTORY, str(tmp_path))
     monkeypatch.setenv(NAME, "cmdbus")
-    with unstarted(dsn, tmp_path, procs=2, threads=2) as fleet:
+    with unstarted(dsn, tmp_path, procs=1, threads=2) as fleet:
         fleet.program = [sys.executable, "-c", PROGRAM]
         fleet.start()
         fleet.wait_until_ready()

@@ -125,7 +125,7 @@ def traces(place: Path) -> dict[int, str]:
     return {int(file.suffix[1:]): file.read_text() for file in place.glob("trace.*")}
 
 
-@pytest.mark.fleet(started=False)
+@pytest.mark.fleet(started=False, procs=1)
 def test_each_worker_process_starts_once_and_stops_once(fleet: Fleet, tmp_path: Path) -> None:
     """At a reload and at a stop, also in quarantine; not the steward, nor one that is killed."""
     write_app(tmp_path, TRACES)
