@@ -20,11 +20,13 @@ from cmdbus.database import schema
 
 BENCH = SCRIPTS / "bench"
 #: One of each kind runs here, and with --long those that are measured in the same ways.
-RATES = ["enqueue", "enqueue-bulk", "drain", "bloat-batch", "call"]
+RATES = ["enqueue-bulk", "drain"]
 MORE_RATES = [
-    *("enqueue-concurrent", "drain-full", "threads", "tx", "bloat", "keyed", "ordered", "io"),
+    *("enqueue", "enqueue-concurrent", "drain-full", "threads", "tx", "bloat", "bloat-batch"),
+    *("keyed", "ordered", "io", "call"),
 ]
-TIMES, MORE_TIMES = ["lease-look", "limited-latency"], ["latency", "mixed", "fair", "tick-latency"]
+TIMES = ["lease-look"]
+MORE_TIMES = ["latency", "limited-latency", "mixed", "fair", "tick-latency"]
 ADAPTIVE = ["adaptive-io", "adaptive-cpu", "adaptive-mixed"]
 SHORT = ["--seconds", "0.02", "--rounds", "1"]
 #: The first module that is missing, where it is not the system itself.
@@ -84,7 +86,7 @@ def test_a_time_is_better_the_shorter_it_is(dsn: str, name: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["limited-idle", *more("idle", "tag-idle", "breaker-idle")])
+@pytest.mark.parametrize("name", ["idle", *more("limited-idle", "tag-idle", "breaker-idle")])
 def test_an_idle_fleet_is_better_the_less_it_sends(dsn: str, name: str) -> None:
     line = the_line_of(name, dsn)
     assert line["unit"] == "statements/s"

@@ -132,25 +132,30 @@ def test_a_call_gets_its_result_although_workers_are_killed(dsn: str, bus: Comma
             assert call.result(15) == "survived"
 
 
+@pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.fleet(procs=2)
 def test_every_call_returns_while_the_workers_of_a_fleet_are_killed(
-    fleet: Fleet, bus: CommandBus
+    fleet: Fleet, bus: CommandBus, kills: int
 ) -> None:
+    turns = 10 * kills
+
     def call(number: int) -> None:
-        for turn in range(30):
+        for turn in range(turns):
             type_ = "FailOnce" if (number + turn) % 5 == 0 else "Debit"
             bus.call("shop", type_, 0.1, timeout=40)
 
     with ThreadPoolExecutor(4) as threads:
         callers = [threads.submit(call, number) for number in range(4)]
-        for _ in range(4):
+        for _ in range(kills):
             victim = next(iter(fleet.wait_until_ready().values()))
             kill(victim)
             fleet.await_successors([victim])
         for caller in callers:
             caller.result(60)
-    assert Counter(record.status for record in bus.query("shop", limit=200)) == {"COMPLETED": 120}
-    assert fleet.query("SELECT count(*), count(DISTINCT command_id) FROM effect") == [(96, 96)]
+    statuses = Counter(record.status for record in bus.query("shop", limit=200))
+    assert statuses == {"COMPLETED": 4 * turns}
+    once = "SELECT count(*), count(DISTINCT command_id) FROM effect"
+    assert fleet.query(once) == [(4 * turns * 4 // 5,) * 2]
 
 
 def test_a_refused_call_has_sent_nothing(bus: CommandBus) -> None:

@@ -235,6 +235,7 @@ def is_late(proxy: Any, dsn: str) -> bool:
 # Whole runs.
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.timeout(WITHIN_S + 10)
 def test_a_bus_survives_a_short_run(dsn: str) -> None:

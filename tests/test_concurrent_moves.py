@@ -137,7 +137,7 @@ class Traffic:
             bus.troubleshooting.retry_all(operator="ann")
 
 
-@pytest.mark.parametrize("seconds", [2.0, pytest.param(20.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [1.0, pytest.param(20.0, marks=pytest.mark.long)])
 def test_whatever_moves_commands_at_the_same_time_each_is_in_one_place(
     dsn: str, bus: CommandBus, seconds: float
 ) -> None:

@@ -30,15 +30,16 @@ def count_of_ended(fleet: Fleet) -> int:
     return int(count)
 
 
-@pytest.mark.fleet(procs=2, threads=2)
-def test_what_expires_while_processes_are_killed_runs_or_expires(fleet: Fleet) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.fleet(procs=1)
+def test_what_expires_while_processes_are_killed_runs_or_expires(fleet: Fleet, kills: int) -> None:
     random, count = Random(1), 800
     with CommandBus(fleet.dsn) as bus:
         bus.send_many(
             SendRequest("shop", "Debit", 0.01, expires=random.uniform(0.05, 4))
             for _ in range(count)
         )
-        for _ in range(4):
+        for _ in range(kills):
             before = fleet.pids().values()
             kill(before)
             fleet.await_successors(before)

@@ -160,7 +160,7 @@ def play(dsn: str, connection: psycopg.Connection, seconds: float, keys: int) ->
 def test_sessions_at_the_same_time_keep_the_limits_and_never_deadlock(
     dsn: str, connection: psycopg.Connection, keys: int
 ) -> None:
-    play(dsn, connection, seconds=1.0, keys=keys)
+    play(dsn, connection, seconds=0.5, keys=keys)
 
 
 @pytest.mark.long

@@ -316,7 +316,7 @@ def test_each_command_ends_once_whatever_is_canceled_and_rescheduled(
     pause = partial(time.sleep, 0.002)
     registry = handling(lambda command, context: pause(), concurrency=1)
     requests = [
-        SendRequest("payments", "Debit", n, key=f"k{n % 5}", delay=n % 3 * 0.1) for n in range(300)
+        SendRequest("payments", "Debit", n, key=f"k{n % 5}", delay=n % 3 * 0.1) for n in range(150)
     ]
     ids = bus.send_many(requests)
     canceled = Counter[str]()

@@ -66,7 +66,7 @@ def test_every_command_ends_once_while_workers_are_killed(dsn: str) -> None:
 @pytest.mark.process
 def test_failures_come_to_the_ends_that_were_expected(dsn: str) -> None:
     """Expected against actual shares."""
-    done = run("loadtest", "--json", "--dsn", dsn, *TINY, "--workload", "fail")
+    done = run("loadtest", "--json", "--dsn", dsn, *TINY, "--instances", "1", "--workload", "fail")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["ends"] == {
@@ -97,7 +97,7 @@ def test_transfers_keep_the_balances_while_what_runs_them_is_killed(dsn: str) ->
 
 @pytest.mark.process
 def test_an_interrupted_load_ends_its_instances_and_drops_its_database(dsn: str) -> None:
-    arguments = ["--dsn", dsn, *TINY, "--commands", "100000", "--rate", "10"]
+    arguments = ["--dsn", dsn, *TINY, "--instances", "1", "--rate", "10"]
 
     def await_commands(process: "subprocess.Popen[bytes]") -> None:
         eventually(lambda: commands_in(dsn, f"cmdbus_load_{process.pid}_%"), WITHIN_S)

@@ -30,13 +30,13 @@ def fleet(dsn: str, count: int) -> Iterator[list[WorkerProcess]]:
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("turns", [10, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("turns", [5, pytest.param(20, marks=pytest.mark.long)])
 def test_effects_land_once_while_workers_are_killed_and_frozen(
     dsn: str, bus: CommandBus, turns: int
 ) -> None:
     """Kill -9 and SIGSTOP at random, leases of a second."""
     dice = random.Random(4711)
-    with fleet(dsn, 4) as workers:
+    with fleet(dsn, 3) as workers:
         for _ in range(turns):
             requests = [SendRequest("payments", "Debit", dice.random() < 0.01) for _ in range(150)]
             bus.send_many(requests)

@@ -126,12 +126,12 @@ def test_work_resumes_when_the_database_is_back_and_nothing_is_charged(
     # What a step had claimed when its reply was lost runs again when its lease ends.
     timeouts = Timeouts(statement=2, pool=3, lease=3, thread=10, watchdog=20)
     with running(dsn, handling(leave_effect), concurrency=4, timeouts=timeouts):
-        bus.send_many([SendRequest("payments", "Debit")] * 3000)
-        eventually(lambda: bus.snapshot("payments")["depth"] < 2900)
+        bus.send_many([SendRequest("payments", "Debit")] * 1500)
+        eventually(lambda: bus.snapshot("payments")["depth"] < 1450)
         server.stop(mode)
         server.start()
         bus.wait("payments", bus.send("payments", "Debit", priority="high"))
         await_drained(bus, 30)
     query = "SELECT count(*), count(DISTINCT command_id), max(attempt) FROM effect"
-    assert rows(dsn, query) == [(3001, 3001, 1)]
+    assert rows(dsn, query) == [(1501, 1501, 1)]
     assert len(caplog.records) < 60, "a line for each connection, not for each try"

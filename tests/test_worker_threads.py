@@ -145,7 +145,7 @@ def test_two_changes_of_the_number_of_threads_at_the_same_time_start_no_thread_t
 
     with running(dsn, handling(), concurrency=1) as worker:
         eventually(lambda: executing_threads() == 1)
-        for _ in range(40):
+        for _ in range(15):
             with beside(change, 6):
                 change(6)
             worker.set_concurrency(1)
