@@ -76,13 +76,13 @@ def test_each_worker_claims_its_own_priorities(dsn: str, bus: CommandBus) -> Non
 def test_nodes_run_all_of_their_priorities_and_rest_whatever_waits_at_limits(
     dsn: str, bus: CommandBus, limits: str, seed: int
 ) -> None:
-    """Each wake-up is by a notification: the first poll would come after a minute."""
+    """Each wake-up is by a notification: the first poll would come after ten minutes."""
     rand, rest = random.Random(f"{limits} {seed}"), 1.5 if seed else 0.1
     with connect(dsn) as connection, ExitStack() as first, ExitStack() as second:
         declare(connection, *LIMITS[limits])
 
         def start(stack: ExitStack, *priorities: int) -> Worker:
-            options = {"concurrency": 2, "priorities": priorities, "poll_interval": 60}
+            options = {"concurrency": 2, "priorities": priorities, "poll_interval": 600}
             return stack.enter_context(running(dsn, handling(), **options))
 
         low = start(second, 5, 10)
@@ -90,10 +90,10 @@ def test_nodes_run_all_of_their_priorities_and_rest_whatever_waits_at_limits(
             keys = rand.choices([None, "a", "b"], k=3)
             bus.send_many([r for k in keys for r in debits(*rand.choices(range(11), k=5), key=k)])
         if limits != "order":  # There others may have to run first.
-            eventually(lambda: {priority // 5 for _, priority in waiting(dsn)} == {0})
+            eventually(lambda: {priority // 5 for _, priority in waiting(dsn)} == {0}, 30)
         await_rest(low, rest)
         high = start(first, 0, 4)
-        await_drained(bus)
+        await_drained(bus, 30)
         await_rest(high, rest)
         await_rest(low, rest)
 

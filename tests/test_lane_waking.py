@@ -16,7 +16,8 @@ from queries import SESSIONS, scalar
 from cmdbus import Command, CommandBus, Context, HandlerRegistry
 from cmdbus.worker import Worker
 
-WITHIN_S = 5
+#: Also on a busy machine; a poll would come ten minutes later.
+WITHIN_S = 20
 SHARED = Limit("stripe", concurrency=1, covers=("payments Debit", "orders Ship"))
 
 
@@ -144,4 +145,4 @@ def test_a_rate_starts_its_next_command_on_another_node_if_the_one_that_knew_its
         assert gone.claim(1, done=tuple(gone.held)) == []
         assert 0 < gone.opens_in < 2
         gone.connection.close()
-        started.within(4)
+        started.within()
