@@ -279,7 +279,8 @@ def test_a_command_that_cannot_be_canceled_goes_to_troubleshooting_and_keeps_no_
     expire_all(connection, timers)
     assert len(bus.query("payments", "CANCELED")) == 5
     assert found(bus, bad).error_code == "NOT_CLAIMABLE"
-    assert f"command {bad} (domain payments, row 1) has expired and cannot be" in caplog.text
+    assert "row 1 has expired and cannot be canceled: moved to" in caplog.text
+    assert f"command={bad} type=payments/Bad" in caplog.text
 
 
 def test_claims_and_expiries_at_the_same_time_end_each_command_once(
