@@ -26,15 +26,15 @@ run_in_parts() {
     mapfile -t with_fleets < <(grep -lr --include 'test_*.py' 'mark\.fleet' "$tests")
     for file in "${with_fleets[@]}"; do
         case ${file##*/} in
-            test_[a-e]* | test_fleet_[a-l]*) first+=("$file") ;;
+            test_[a-e]* | test_fleet_[a-n]*) first+=("$file") ;;
             *) second+=("$file") ;;
         esac
     done
     begin fleets -m "$fleets" "${first[@]}"
     begin more-fleets -m "$fleets" "${second[@]}"
-    begin others-to-f -m "$others" "$tests"/apps "$tests"/test_[a-f]*.py
-    begin others-to-r -m "$others" "$tests"/test_[g-r]*.py
-    "${pytest[@]}" -m "$others" "$tests"/test_[s-z]*.py || failures+=" others-to-z"
+    begin others-to-e -m "$others" "$tests"/apps "$tests"/test_[a-e]*.py
+    begin others-to-p -m "$others" "$tests"/test_[f-p]*.py
+    "${pytest[@]}" -m "$others" "$tests"/test_[q-z]*.py || failures+=" others-to-z"
     for place in "${!names[@]}"; do
         wait "${pids[place]}" || failures+=" ${names[place]}"
         say "${names[place]}"
