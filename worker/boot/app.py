@@ -5,11 +5,11 @@ import inspect
 import pkgutil
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from cmdbus.app_errors import app_error
 from cmdbus.checks import did_you_mean
 from cmdbus.errors import AppError, CronMissingError
 from cmdbus.registry import HandlerRegistry
@@ -77,7 +77,7 @@ def _module(name: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing != name and not name.startswith(f"{missing}."):
-            raise _failed(f"importing {name}", error) from error
+            raise app_error(f"importing {name}", error, __file__) from error
         parent = missing.rpartition(".")[0]
         inside = f"in {parent}" if parent else f"in {working} or where Python looks"
         near = hint(missing, _neighbours(parent))
@@ -85,7 +85,7 @@ def _module(name: str) -> Any:
     except CronMissingError as error:
         raise AppError(f"{name}: {error}") from None
     except (Exception, SystemExit) as error:
-        raise _failed(f"importing {name}", error) from error
+        raise app_error(f"importing {name}", error, __file__) from error
 
 
 def _neighbours(parent: str) -> list[str]:
@@ -145,17 +145,8 @@ def _made(app: str, factory: Callable[[], object]) -> object:
     try:
         made = factory()
     except (Exception, SystemExit) as error:
-        raise _failed(f"calling {app}", error) from error
+        raise app_error(f"calling {app}", error, __file__) from error
     if inspect.iscoroutine(made):
         made.close()
         raise AppError(f"{app} is async: make it an ordinary function")
     return made
-
-
-def _failed(what: str, error: BaseException) -> AppError:
-    """With the traceback, from the user's code on."""
-    trace = traceback.TracebackException.from_exception(error)
-    importing = ("<frozen importlib", str(importlib.__file__), __file__)
-    frames = [frame for frame in trace.stack if not frame.filename.startswith(importing)]
-    trace.stack = traceback.StackSummary.from_list(frames)
-    return AppError(f"{what} failed:\n{''.join(trace.format()).rstrip()}")
