@@ -55,6 +55,8 @@ class HandlerRegistry:
 
     def __init__(self) -> None:
         self._handlers: dict[tuple[str, str], Handler] = {}
+        #: Functions that make further handlers, when those are first asked for.
+        self._later: list[Callable[[], list[Handler]]] = []
         #: By domain and type.
         self._managers: dict[str, dict[str, Manager]] = {}
         #: Limits that types share, by name, with the domain for all of whose types they are.
@@ -167,8 +169,13 @@ class HandlerRegistry:
         several of them in reverse order. Returns it unchanged."""
         return self.hooks.add_on_stop(function)
 
+    def register_later(self, make: Callable[[], list[Handler]]) -> None:
+        """Registers what `make` returns when handlers are first asked for: the modules that define
+        them may import this registry's. What it raises is raised each time."""
+        self._later.append(make)
+
     def find(self, domain: str, type: str) -> Handler | None:
-        return self._handlers.get((domain, type))
+        return self._all().get((domain, type))
 
     @property
     def domains(self) -> list[str]:
@@ -222,7 +229,7 @@ class HandlerRegistry:
 
     def schedules(self) -> list[Schedule]:
         """All that it declares; a ValueError if one belongs to no handler, or to several."""
-        return self._schedules.bound(self)
+        return self._schedules.bound([*self])
 
     def breakers(self) -> list[BreakerDeclaration]:
         """All that it declares; a ValueError if a handler has a breaker that is not declared."""
@@ -237,10 +244,16 @@ class HandlerRegistry:
         return Declaration(name, limit, (*covers, domain) if domain else tuple(covers))
 
     def __iter__(self) -> Iterator[Handler]:
-        return iter(self._handlers.values())
+        return iter(self._all().values())
 
     def __len__(self) -> int:
-        return len(self._handlers)
+        return len(self._all())
+
+    def _all(self) -> dict[tuple[str, str], Handler]:
+        while self._later:
+            self._add(self._later[0]())
+            del self._later[0]
+        return self._handlers
 
     def _add(self, handlers: list[Handler]) -> None:
         added = dict(self._handlers)

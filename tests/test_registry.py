@@ -1,11 +1,12 @@
 """Handlers: registered once, checked when they are registered."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
 
 from cmdbus import Command, HandlerAlreadyRegisteredError, HandlerRegistry, RetryPolicy, handler
+from cmdbus.handlers import Handler, make_handler
 
 
 def debit(command: Command, context: object) -> None: ...
@@ -31,6 +32,34 @@ def test_a_second_handler_for_the_same_pair_is_refused_and_the_first_one_stays()
         registry.register("payments", "Debit", lambda command, context: None)
     found = registry.find("payments", "Debit")
     assert found is not None and found.function is debit
+
+
+@pytest.mark.parametrize("ask", [len, list, lambda registry: registry.find("mail", "Send")])
+def test_handlers_that_are_registered_later_are_made_once_when_they_are_asked_for(
+    ask: Callable[[HandlerRegistry], object],
+) -> None:
+    made = list[str]()
+    registry = HandlerRegistry()
+
+    def make() -> list[Handler]:
+        made.append("once")
+        return [make_handler("mail", "Send", debit, {})]
+
+    registry.register_later(make)
+    registry.register("payments", "Debit", debit)
+    assert not made
+    ask(registry)
+    assert {each.name for each in registry} == {"payments Debit", "mail Send"}
+    assert made == ["once"]
+
+
+def test_handlers_that_are_registered_later_collide_each_time_they_are_asked_for() -> None:
+    registry = HandlerRegistry()
+    registry.register_later(lambda: [make_handler("payments", "Debit", debit, {})])
+    registry.register("payments", "Debit", debit)
+    for _ in range(2):
+        with pytest.raises(HandlerAlreadyRegisteredError):
+            list(registry)
 
 
 class Service:
