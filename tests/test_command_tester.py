@@ -161,6 +161,10 @@ def test_travel_moves_every_time_that_something_waits_for(dsn: str) -> None:
     ("call", "sentence"),
     [
         (lambda tester: tester.travel(), r"say how far, as in travel\(hours=1\)"),
+        (
+            lambda tester: tester.travel(years=1),
+            r"timedelta, as in travel\(days=2, hours=1\), not in years",
+        ),
         (lambda tester: tester.run_commands(HandlerRegistry()), "the registry has no handlers"),
         (lambda tester: tester.run_commands(registry_of("T")), "give a connection, or make"),
         (lambda tester: tester.run_commands(registry_of("T"), until="done"), "must be 'idle'"),
