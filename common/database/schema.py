@@ -48,8 +48,9 @@ def install(
         try:
             before = _install(connection, schema, grants or {})
         except psycopg.errors.InsufficientPrivilege as error:
+            role = Executor(schema).value(connection, "read_role")
             raise MissingRightError(
-                f"{primary_message(error)}: role {connection.info.user!r} cannot install or "
+                f"{primary_message(error)}: role {role!r} cannot install or "
                 f"upgrade schema {schema!r}; run cmdbus init {_installer(connection, schema)}"
             ) from error
         return Installed(before, len(versions()), dsns.describe(parts))

@@ -1,6 +1,7 @@
 """What `INSTALLED_APPS = ["cmdbus.django"]` names."""
 
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 
 
 class CmdbusConfig(AppConfig):
@@ -9,3 +10,8 @@ class CmdbusConfig(AppConfig):
     name = "cmdbus.django"
     label = "cmdbus"
     verbose_name = "cmdbus"
+
+    def ready(self) -> None:
+        from cmdbus.django.installing import after_migrate
+
+        post_migrate.connect(after_migrate, sender=self)

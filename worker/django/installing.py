@@ -1,0 +1,69 @@
+"""What `manage.py migrate`, and so the test runner, does for cmdbus: the schemas of a database are
+installed or upgraded after its migrations. In tests, `flush` deletes the commands, too."""
+
+import sys
+from contextlib import closing, suppress
+from typing import Any
+
+import psycopg
+from django.core import mail
+from django.core.management.base import CommandError, OutputWrapper
+from django.db import connections
+
+from cmdbus.database import dsn as dsns
+from cmdbus.database.executor import Executor
+from cmdbus.database.schema import Installed, check, install
+from cmdbus.database.sentences import in_one_sentence
+from cmdbus.database.statements import versions
+from cmdbus.django.buses import buses
+from cmdbus.django.dsn import dsn_of
+from cmdbus.errors import CmdbusError, MissingRightError, SchemaError
+
+
+def after_migrate(using: str, verbosity: int = 1, **about: Any) -> None:
+    """A receiver of `post_migrate`, which `flush` sends without a plan, and so do others: only in
+    tests may that delete anything. What is no PostgreSQL is for the system checks."""
+    is_possible = connections[using].vendor == "postgresql"
+    output = about.get("stdout") or OutputWrapper(sys.stdout)
+    for schema in [bus.schema for bus in buses() if bus.using == using and is_possible]:
+        if "plan" not in about and hasattr(mail, "outbox"):
+            _clear(using, schema)
+            continue
+        done = _installed(using, schema)
+        if verbosity > (done.before == done.after):
+            output.write(_sentence(schema, done))
+
+
+def _installed(using: str, schema: str) -> Installed:
+    dsn = dsn_of(using)
+    try:
+        with in_one_sentence():
+            return install(dsn, schema)
+    except MissingRightError as error:
+        if current := _found(dsn, schema):  # which its owner has installed
+            return current
+        raise CommandError(str(error)) from error
+    except CmdbusError as error:
+        raise CommandError(str(error)) from error
+
+
+def _found(dsn: str, schema: str) -> Installed | None:
+    """What is there, if it is this code's."""
+    parts = dsns.parse(dsn)
+    with suppress(SchemaError, psycopg.Error), closing(dsns.connect(parts)) as session:
+        check(session, schema)
+        return Installed(len(versions()), len(versions()), dsns.describe(parts))
+    return None
+
+
+def _sentence(schema: str, done: Installed) -> str:
+    change = {0: "installed", done.after: "up to date"}.get(done.before, "upgraded")
+    return f"cmdbus: schema {schema} {change}, version {done.after}, in {done.database}"
+
+
+def _clear(using: str, schema: str) -> None:
+    """As `flush` does it with the tables of models, in Django's own session."""
+    wrapper, executor = connections[using], Executor(schema)
+    wrapper.ensure_connection()
+    if executor.value(wrapper.connection, "find_migrations") is not None:
+        executor.execute(wrapper.connection, "clear_tables")
