@@ -11,6 +11,7 @@ from trips import ALL, ShortBooking, Trip
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, InvalidOperationError
 from cmdbus.database.statements import load
 from cmdbus.testing import CommandTester
+from cmdbus.testing.server import prepare
 
 #: What belongs to the schema itself, and what retention has done.
 KEPT = {"migration", "limit_change", "removal"}
@@ -160,6 +161,10 @@ def test_travel_moves_every_time_that_something_waits_for(dsn: str) -> None:
     ("call", "sentence"),
     [
         (lambda tester: tester.travel(), r"say how far, as in travel\(hours=1\)"),
+        (
+            lambda tester: tester.travel(years=1),
+            r"timedelta, as in travel\(days=2, hours=1\), not in years",
+        ),
         (lambda tester: tester.run_commands(HandlerRegistry()), "the registry has no handlers"),
         (lambda tester: tester.run_commands(registry_of("T")), "give a connection, or make"),
         (lambda tester: tester.run_commands(registry_of("T"), until="done"), "must be 'idle'"),
@@ -189,3 +194,13 @@ def test_a_transaction_that_cannot_be_used_is_refused(
         prepare(connection)
         with pytest.raises(ValueError, match=sentence):
             CommandTester().run_commands(registry_of("T"), connection)
+
+
+def test_the_database_of_a_project_outlives_another_build_of_cmdbus(
+    dsn: str, bus: CommandBus, sender: psycopg.Connection
+) -> None:
+    bus.send("d", "T", connection=sender)
+    sender.execute("UPDATE cmdbus.migration SET digest = 'another' WHERE version = 1")
+    sender.commit()
+    prepare(dsn)
+    assert CommandTester(dsn).sent(count=0) == []

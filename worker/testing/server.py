@@ -13,6 +13,7 @@ from cmdbus.database.executor import Executor
 from cmdbus.database.schema import install
 from cmdbus.database.statements import render
 from cmdbus.embedded import EmbeddedPostgres, state_directory
+from cmdbus.errors import SchemaError
 from cmdbus.testing.tester import CommandTester
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_]")
@@ -36,6 +37,16 @@ def prepared_database(server: EmbeddedPostgres, worker: str | None) -> str:
                 create = render("create_named_database", executor.schema, identifier=name)
                 connection.execute(create.encode())
         dsn = make_conninfo(dsn, dbname=name)
-    install(dsn)
-    CommandTester(dsn).clear()
+    prepare(dsn)
     return dsn
+
+
+def prepare(dsn: str) -> None:
+    """Also instead of the schema of another build of cmdbus, as commands of tests are not kept."""
+    try:
+        install(dsn)
+    except SchemaError:
+        with psycopg.connect(dsn) as connection:
+            Executor("cmdbus").execute(connection, "drop_schema")
+        install(dsn)
+    CommandTester(dsn).clear()

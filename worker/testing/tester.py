@@ -83,7 +83,13 @@ class CommandTester:
         """Lets everything that waits for a time be so much nearer to it, as `travel(hours=1)`:
         moves due times, leases, expiries, rates, ticks and the times of breakers into the past. No
         clock changes. `duration`: arguments of timedelta."""
-        by = delta if delta is not None else timedelta(**duration)
+        try:
+            by = delta if delta is not None else timedelta(**duration)
+        except TypeError as error:
+            raise ValueError(
+                "say how far in arguments of timedelta, as in travel(days=2, hours=1), not in "
+                + ", ".join(duration)
+            ) from error
         if not by:
             raise ValueError("say how far, as in travel(hours=1)")
         with self._session(connection) as session:

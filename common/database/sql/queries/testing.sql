@@ -17,6 +17,9 @@ SELECT FROM pg_database WHERE datname = %(name)s;
 -- name: create_named_database
 CREATE DATABASE {identifier};
 
+-- name: drop_schema
+DROP SCHEMA IF EXISTS {schema} CASCADE;
+
 -- name: read_isolation
 SELECT current_setting('transaction_isolation');
 
