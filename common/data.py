@@ -68,6 +68,12 @@ def encode(
     return text
 
 
+def check_encoder(encoder: Encoder | None) -> Encoder | None:
+    if encoder is not None and not callable(encoder):
+        raise ValueError(f"encoder must be callable, not {encoder!r:.80}")
+    return encoder
+
+
 def decode(text: str) -> object:
     """The value, or an Undecodable: a row that others wrote must not stop its neighbours."""
     try:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 from cmdbus.checks import check_name
+from cmdbus.payloads.forms import Encoder
 from cmdbus.schedules import Schedule, ScheduleOptions, schedule_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,7 +23,8 @@ class TypeHandler(Protocol):
 
 
 class DeclaredSchedules:
-    def __init__(self) -> None:
+    def __init__(self, encoder: Encoder | None = None) -> None:
+        self._encoder = encoder
         #: Functions, and their schedules without the domain and type; also without a name, if that
         #: was not given.
         self._declared: list[tuple[Callable[..., Any], Schedule, bool]] = []
@@ -36,7 +38,9 @@ class DeclaredSchedules:
             # The name of one without is known when its type is.
             called = "unnamed" if name is None else name
             where = f"the schedule of {_name_of(function)}" if name is None else ""
-            made = schedule_of(called, "any", "Any", cron, options, where=where)
+            made = schedule_of(
+                called, "any", "Any", cron, options, where=where, encoder=self._encoder
+            )
             self._declared.append((function, made, name is not None))
             return function
 

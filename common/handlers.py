@@ -10,6 +10,7 @@ from cmdbus.checks import check_name, check_options, check_seconds
 from cmdbus.command import Command
 from cmdbus.groups import MakeGroup
 from cmdbus.limits import Limit, handler_limit
+from cmdbus.payloads.forms import Encoder
 from cmdbus.retry import RetryPolicy
 from cmdbus.selection import check_tags
 from cmdbus.typed_handlers import typed
@@ -67,6 +68,8 @@ class Handler:
     tags: frozenset[str] = frozenset()
     #: Its name.
     breaker: str | None = None
+    #: Gives the forms of what JSON lacks in its result, and in what its context is given.
+    encoder: Encoder | None = field(default=None, repr=False)
     #: The same for all types of a domain whose commands may be handled together.
     group: MakeGroup | None = field(default=None, repr=False)
     #: `retry`, or the default.
@@ -99,7 +102,11 @@ class Handler:
 
 
 def make_handler(
-    domain: str, type: str, function: HandlerFunction, options: HandlerOptions
+    domain: str,
+    type: str,
+    function: HandlerFunction,
+    options: HandlerOptions,
+    encoder: Encoder | None = None,
 ) -> Handler:
     """A ValueError says which option is wrong."""
     check_options("a handler", options, HandlerOptions.__annotations__)
@@ -112,6 +119,7 @@ def make_handler(
         function,
         own_limit=handler_limit(f"{domain}/{type}", **limits),
         shared_limits=_limit_names(names),
+        encoder=encoder,
         **given,
     )
 

@@ -7,11 +7,13 @@ from cmdbus.breakers import Breaker, BreakerDeclaration, DeclaredBreakers
 from cmdbus.callables import name_of
 from cmdbus.checks import check_name
 from cmdbus.command import Command
+from cmdbus.data import check_encoder
 from cmdbus.declarations import Declarations
 from cmdbus.declared_schedules import DeclaredSchedules
 from cmdbus.errors import HandlerAlreadyRegisteredError
 from cmdbus.handlers import Handler, HandlerFunction, HandlerOptions, make_handler
 from cmdbus.limits import Declaration, Limit, check_declared, shared_limit
+from cmdbus.payloads.forms import Encoder
 from cmdbus.process_hooks import H, ProcessHooks
 from cmdbus.schedules import Schedule, ScheduleOptions
 from cmdbus.selection import needs
@@ -47,13 +49,20 @@ class Manager(Protocol):
     type: str
 
     def check_manager(self) -> None: ...
-    def process_handlers(self, managers: "Mapping[str, Any]", /) -> list[Handler]: ...
+    def check_states(self) -> None: ...
+    def process_handlers(
+        self, managers: "Mapping[str, Any]", encoder: Encoder | None, /
+    ) -> list[Handler]: ...
 
 
 class HandlerRegistry:
     """Handlers by domain and type, each pair once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, encoder: Encoder | None = None) -> None:
+        """`encoder` is called with what has no form in JSON, and returns one: for results and error
+        details of handlers, what they give to `context`, states and commands of processes, and data
+        of schedules. See CommandBus."""
+        self._encoder = check_encoder(encoder)
         self._handlers: dict[tuple[str, str], Handler] = {}
         #: Functions that make further handlers, when those are first asked for.
         self._later: list[Callable[[], list[Handler]]] = []
@@ -61,7 +70,7 @@ class HandlerRegistry:
         self._managers: dict[str, dict[str, Manager]] = {}
         #: Limits that types share, by name, with the domain for all of whose types they are.
         self._limits: dict[str, tuple[Limit, str | None]] = {}
-        self._schedules = DeclaredSchedules()
+        self._schedules = DeclaredSchedules(self._encoder)
         self._breakers = DeclaredBreakers()
         self.hooks = ProcessHooks()
 
@@ -71,7 +80,7 @@ class HandlerRegistry:
         """Registers the decorated function, and returns it unchanged."""
 
         def decorate(function: F) -> F:
-            self._add([make_handler(domain, type, function, options)])
+            self._add([make_handler(domain, type, function, options, self._encoder)])
             return function
 
         return decorate
@@ -83,7 +92,7 @@ class HandlerRegistry:
         function: HandlerFunction,
         **options: Unpack[HandlerOptions],
     ) -> None:
-        self._add([make_handler(domain, type, function, options)])
+        self._add([make_handler(domain, type, function, options, self._encoder)])
 
     def limit(
         self,
@@ -130,7 +139,7 @@ class HandlerRegistry:
     def register_instance(self, instance: object) -> None:
         """Registers the public methods marked with `handler`: all of them, or none."""
         found = [
-            make_handler(domain, type_, getattr(instance, name), options)
+            make_handler(domain, type_, getattr(instance, name), options, self._encoder)
             for name in dir(type(instance))
             if not name.startswith("_")
             # Looked up on the class: properties of the instance must not run.
@@ -155,7 +164,7 @@ class HandlerRegistry:
         if other := present.get(manager.type):
             raise HandlerAlreadyRegisteredError(manager.domain, manager.type, name_of(type(other)))
         if not present:
-            self._add(manager.process_handlers(present))
+            self._add(manager.process_handlers(present, self._encoder))
             self._managers[manager.domain] = present
         present[manager.type] = manager
 
@@ -206,9 +215,12 @@ class HandlerRegistry:
 
     def declarations(self) -> Declarations:
         """All that it declares; a ValueError says what is wrong with any of it, or with the type
-        of a handler's payload."""
+        of a handler's payload or of a manager's states."""
         for each in self:
             prepare(each.run)
+        for managers in self._managers.values():
+            for manager in managers.values():
+                manager.check_states()
         return Declarations(
             limits=self.limits(),
             breakers=self.breakers(),

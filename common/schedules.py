@@ -18,6 +18,7 @@ from cmdbus.checks import (
     shown,
 )
 from cmdbus.data import MAX_BYTES, encode
+from cmdbus.payloads.forms import Encoder
 from cmdbus.priorities import PRIORITIES, check_priority
 from cmdbus.retry import MAX_ATTEMPTS
 from cmdbus.ticks import Ticks, check_cron, ticks_of, zone_of
@@ -106,6 +107,7 @@ def schedule_of(
     labels: Mapping[str, int] = PRIORITIES,
     max_bytes: int = MAX_BYTES,
     where: str = "",
+    encoder: Encoder | None = None,
 ) -> Schedule:
     """A ValueError says what is wrong, and where; `labels` are those of priorities."""
     check_options("a schedule", options, ScheduleOptions.__annotations__)
@@ -128,7 +130,9 @@ def schedule_of(
         if attempts is None
         else check_whole(f"max_attempts of {where}", attempts, 1, MAX_ATTEMPTS),
         key=check_key(f"key of {where}", options.get("key")),
-        data=encode(options.get("data"), what=f"data of {where}", max_bytes=max_bytes),
+        data=encode(
+            options.get("data"), what=f"data of {where}", max_bytes=max_bytes, encoder=encoder
+        ),
     )
 
 

@@ -36,7 +36,9 @@ FLOOR_PLAN = {
     ],
 }
 COMMON = [*FLOOR_PLAN]
-FLOOR_PLAN["cmdbus.processes"] = [*SHARED, "cmdbus.database", "cmdbus.producer"]
+FLOOR_PLAN["cmdbus.processes"] = [
+    *[*SHARED, "cmdbus.payloads", "cmdbus.database", "cmdbus.producer"],
+]
 CLAIMS, EXECUTION = "cmdbus.worker.claims", "cmdbus.worker.execution"
 BREAKERS = "cmdbus.worker.breakers"
 INTEGRATIONS = "cmdbus.worker.integrations"
@@ -47,7 +49,7 @@ FLOOR_PLAN |= {
         *[*SHARED, "cmdbus.database", "cmdbus.integrations", "cmdbus.payloads", "cmdbus.producer"],
     ],
     "cmdbus.embedded": [*SHARED, "cmdbus.database"],
-    CLAIMS: [*SHARED, "cmdbus.board", "cmdbus.database"],
+    CLAIMS: [*SHARED, "cmdbus.payloads", "cmdbus.board", "cmdbus.database"],
     BREAKERS: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
     INTEGRATIONS: SHARED,
     EXECUTION: [*COMMON, CLAIMS, BREAKERS, INTEGRATIONS],

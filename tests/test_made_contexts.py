@@ -61,6 +61,9 @@ def test_a_context_goes_on_from_a_checkpoint_and_remembers_the_next_ones() -> No
     assert (context.checkpoints, context.resumed, context.again_in) == ([[1, 2]], [1, 2], 5)
     with pytest.raises(ValueError, match=r"checkpoint.x is nan"):
         context.checkpoint({"x": float("nan")})
+    encoding = make_context(resumed=1j, encoder=str)
+    encoding.checkpoint(2j)
+    assert (encoding.checkpoints, make_context(resumed=1j, encoder=str).resumed) == (["2j"], "1j")
 
 
 def test_a_connection_is_given_or_refused_by_a_sentence(dsn: str) -> None:

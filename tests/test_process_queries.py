@@ -170,8 +170,8 @@ def test_a_full_or_closed_domain_starts_no_process(dsn: str, bus: CommandBus) ->
     ("arguments", "message"),
     [
         (("trips", "Booking", Trip(city=object())), "state.city is of type object: JSON has no"),  # type: ignore[arg-type]
-        (("trips", "Booking", [1]), "state must be a dataclass or a dict, not list"),
-        (("trips", "Booking", Trip), "state must be a dataclass or a dict, not type"),
+        (("trips", "Booking", [1]), "state must be a dataclass, a model or a dict, not list"),
+        (("trips", "Booking", Trip), "state must be a dataclass, a model or a dict, not type"),
         (("tr ips", "Booking"), "domain must be a letter"),
         (("trips", ""), "type must be a letter"),
     ],

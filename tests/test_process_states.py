@@ -1,10 +1,19 @@
 """The states of processes: their sizes, their versions, and how steps are stored."""
 
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, NotRequired, TypedDict
+from uuid import UUID
 
 import psycopg
+import pydantic
+import pytest
 from eventually import eventually
 from handlers import Gate, running
 from trips import (
@@ -22,7 +31,13 @@ from trips import (
 
 from cmdbus import (
     CommandBus,
+    HandlerRegistry,
+    PermanentCommandError,
+    ProcessManager,
+    Reply,
+    SendRequest,
 )
+from cmdbus.processes.managers import load_state
 
 
 def test_a_process_goes_on_with_a_state_and_signals_of_any_allowed_size(
@@ -134,3 +149,103 @@ def test_a_step_that_prints_as_something_else_is_stored_by_its_value(
     with traveling(dsn, bus, manager) as process_id:
         assert await_end(bus, process_id).status == "COMPLETED"
     assert taken(bus, process_id) == ALL
+
+
+class Ride(TypedDict):
+    to: str
+    stops: NotRequired[list[date]]
+
+
+@dataclass
+class Fare:
+    price: Decimal
+    day: date
+
+
+@dataclass
+class Tour:
+    guide: UUID
+    fares: list[Fare] = field(default_factory=list)
+
+
+class Stay(pydantic.BaseModel):
+    city: str = pydantic.Field(alias="inCity")
+    until: date | None = None
+
+
+def manager_of(state_type: Any, first: Callable[[Any], object] = lambda state: None) -> Any:
+    """A manager whose processes end with their first step."""
+
+    class Going(ProcessManager[state_type]):
+        domain, type = "goings", "Going"
+        Step = StrEnum("Step", ["ONLY"])
+
+        def first_step(self, state: Any) -> Any:
+            first(state)
+            return self.Step.ONLY
+
+        def build_command(self, step: Any, state: Any) -> SendRequest:
+            return SendRequest("bookings", "Flight")
+
+        def next_step(self, state: Any, step: Any, reply: Reply) -> None:
+            first(state)
+
+    return Going()
+
+
+DAY, GUIDE = date(2026, 1, 2), UUID(int=1)
+
+
+@pytest.mark.parametrize(
+    ("state_type", "state", "read"),
+    [
+        (Tour, Tour(GUIDE, [Fare(Decimal("1.5"), DAY)]), Tour(GUIDE, [Fare(Decimal("1.5"), DAY)])),
+        (Ride, {"to": "Oslo", "stops": [DAY]}, {"to": "Oslo", "stops": [DAY]}),
+        (Stay, Stay(inCity="Oslo", until=DAY), Stay(inCity="Oslo", until=DAY)),
+        (dict[str, Any], {"on": DAY}, {"on": "2026-01-02"}),
+    ],
+)
+def test_a_state_is_read_again_as_the_type_that_its_manager_declares(
+    dsn: str, bus: CommandBus, state_type: Any, state: Any, read: object
+) -> None:
+    seen: list[object] = []
+    registry = registry_of()
+    registry.register_process(manager_of(state_type, lambda state: seen.append(deepcopy(state))))
+    with running(dsn, registry):
+        process_id = bus.start_process("goings", "Going", state)
+        assert await_end(bus, process_id).status == "COMPLETED"
+    assert seen == [read, read]
+
+
+@pytest.mark.parametrize(
+    ("state_type", "state", "problem"),
+    [
+        (Tour, {"guide": str(GUIDE), "fares": [{"day": "x"}]}, "Tour (state.fares[0].price is mis"),
+        (Tour, {"guide": str(GUIDE), "bus": 1}, "Tour (state.bus is no field of Tour)"),
+        (Ride, {"to": 5}, "Ride (state.to must be text, and is a number)"),
+        (Stay, {"city": "Oslo"}, "Stay (state.inCity does not fit: Field required)"),
+    ],
+)
+def test_a_stored_state_that_does_not_fit_its_type_is_named_with_its_field(
+    state_type: Any, state: object, problem: str
+) -> None:
+    with pytest.raises(PermanentCommandError) as refused:
+        load_state(manager_of(state_type), json.dumps(state), 1)
+    assert f"the stored state does not fit {problem}" in refused.value.message
+
+
+def test_a_type_that_no_state_can_be_read_as_is_an_error_of_the_registration() -> None:
+    @dataclass
+    class Odd:
+        tags: set[str]
+
+    @dataclass
+    class Late:
+        next: "NotDefinedAnywhere"  # type: ignore[name-defined]  # noqa: F821
+
+    registry = HandlerRegistry()
+    with pytest.raises(ValueError, match=r"Going cannot read its states again: Odd\.tags: set"):
+        registry.register_process(manager_of(Odd))
+    registry.register_process(manager_of(Late))
+    with pytest.raises(ValueError, match=r"'NotDefinedAnywhere' is not defined; define or import"):
+        registry.declarations()

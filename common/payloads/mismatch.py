@@ -20,11 +20,14 @@ class Mismatch(Exception):  # it is a finding about the data
         self.place.insert(0, key)
         return self
 
-    def __str__(self) -> str:
+    def of(self, what: str) -> str:
+        """The sentence about data that is called so."""
         steps = "".join(f"[{k}]" if isinstance(k, int) else f".{k}" for k in self.place)
-        return (
-            f"data{steps if len(steps) <= 200 else f'{steps[:100]}...{steps[-90:]}'} {self.reason}"
-        )
+        shortened = steps if len(steps) <= 200 else f"{steps[:100]}...{steps[-90:]}"
+        return f"{what}{shortened} {self.reason}"
+
+    def __str__(self) -> str:
+        return self.of("data")
 
 
 class UnreadableTypeError(ValueError):

@@ -7,18 +7,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cmdbus.checks import check_seconds
-from cmdbus.data import CEILING_BYTES, MAX_BYTES, encode
+from cmdbus.data import CEILING_BYTES, encode
 from cmdbus.errors import (
     CommandError,
     NotHereError,
     PermanentCommandError,
     TransientCommandError,
 )
+from cmdbus.payloads.forms import form_of
 from cmdbus.processes.batch_steps import BATCH, create_batch
-from cmdbus.processes.managers import checked_result, load_state, step_of
+from cmdbus.processes.managers import checked_result, checked_state, load_state, step_of
 from cmdbus.processes.transition import Ended, Move, ProcessRow, Sent, Transition, duplicate
 from cmdbus.producer.ids import new_id
-from cmdbus.producer.process_records import ProcessStatus, state_data
+from cmdbus.producer.process_records import ProcessStatus
 from cmdbus.producer.requests import Outgoing, SendRequest, SendRules, expiry_of
 from cmdbus.reply import Reply
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RULES = SendRules.of(None, MAX_BYTES)
 _MAX_ERROR, _MAX_TRACEBACK = 2_000, 10_000
 
 
@@ -35,12 +35,16 @@ class Process:
     """A process in the transaction that has locked its row."""
 
     def __init__(
-        self, transition: Transition, row: ProcessRow, manager: "ProcessManager[Any]"
+        self,
+        transition: Transition,
+        row: ProcessRow,
+        manager: "ProcessManager[Any]",
+        rules: SendRules,
     ) -> None:
         self.row = row
         self._transition = transition
         self._store, self._connection = transition.store, transition.connection
-        self._manager = manager
+        self._manager, self._rules = manager, rules
         self._ending, self._error = row.ending, row.error
 
     @cached_property
@@ -77,7 +81,7 @@ class Process:
             step = step_of(manager, self.row.step, "an older build")
             state = manager.update_state(state, step, reply)
         with self._checking("update_state"):
-            self._state = checked_result(state, manager.state_type)
+            self._state = checked_state(state, manager)
         if self._ending is not None or not reply.is_success:
             self._fail(reply)
             return
@@ -115,7 +119,7 @@ class Process:
         with self._asking("on_signal"):
             state = self._manager.on_signal(state, name, data)
         with self._checking("on_signal"):
-            self._state = checked_result(state, self._manager.state_type)
+            self._state = checked_state(state, self._manager)
         self._store.rows(
             self._connection,
             "write_signal",
@@ -260,7 +264,12 @@ class Process:
     def _stored_state(self) -> str:
         """As large as a state that any bus can have started a process with."""
         with self._checking("its state"):
-            return encode(state_data(self._state), what="state", max_bytes=CEILING_BYTES)
+            return encode(
+                form_of(self._state),
+                what="state",
+                max_bytes=CEILING_BYTES,
+                encoder=self._rules.encoder,
+            )
 
     def _checked(self, request: object, method: str) -> Outgoing:
         with self._checking(method):
@@ -274,7 +283,7 @@ class Process:
                     "its SendRequest has a unique key, by which a command could be refused that "
                     "the process awaits"
                 )
-            return _RULES.check(request, new_id())
+            return self._rules.check(request, new_id())
 
     def _asking(self, what: str) -> "_Asking":
         return _Asking(self, what)

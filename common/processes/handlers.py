@@ -11,14 +11,17 @@ from uuid import UUID
 from cmdbus.command import Command
 from cmdbus.command_log import fields_of, log_about
 from cmdbus.context import Context
+from cmdbus.data import MAX_BYTES
 from cmdbus.database.pool import Connection
 from cmdbus.errors import NotHereError
 from cmdbus.handlers import Handler
+from cmdbus.payloads.forms import Encoder
 from cmdbus.processes import batch_steps
 from cmdbus.processes.advancing import Process
 from cmdbus.processes.batch_steps import BATCH
 from cmdbus.processes.transition import ProcessRow, Transition
 from cmdbus.producer.process_records import ProcessStatus
+from cmdbus.producer.requests import SendRules
 from cmdbus.producer.store import Store
 from cmdbus.reply import Reply, reply_fields
 
@@ -34,9 +37,15 @@ _store = cache(Store)
 class ProcessHandlers:
     """`managers` are those of the domain, by the types of their processes; more may come."""
 
-    def __init__(self, domain: str, managers: "Mapping[str, ProcessManager[Any]]") -> None:
+    def __init__(
+        self,
+        domain: str,
+        managers: "Mapping[str, ProcessManager[Any]]",
+        encoder: Encoder | None = None,
+    ) -> None:
         self._domain = domain
         self._managers = managers
+        self._rules = SendRules.of(None, MAX_BYTES, encoder)
         self._group = partial(ProcessGroup, self)
 
     @property
@@ -190,7 +199,7 @@ class ProcessHandlers:
                 raise NotHereError("NO_MANAGER", message)
             _drop(command, problem, logging.ERROR)
             return None
-        return Process(transition, row, manager)
+        return Process(transition, row, manager, self._rules)
 
 
 class ProcessGroup:

@@ -1,12 +1,15 @@
 """What cmdbus asks of every manager. Functions, so that a manager may have methods of any name."""
 
-from dataclasses import fields, is_dataclass
+from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cmdbus.checks import check_name, check_whole, shown
 from cmdbus.data import Undecodable, decode
 from cmdbus.errors import PermanentCommandError
+from cmdbus.payloads.mismatch import Mismatch, UnreadableTypeError
+from cmdbus.payloads.readers import name_of
+from cmdbus.processes.states import class_of, state_reader
 
 if TYPE_CHECKING:
     from cmdbus.processes.process_manager import ProcessManager
@@ -26,13 +29,27 @@ def check_manager(manager: "ProcessManager[Any]") -> None:
     steps = getattr(manager, "Step", None)
     if not (isinstance(steps, type) and issubclass(steps, StrEnum)):
         raise ValueError(f"{name} has no steps: give it a class Step(StrEnum)")
-    state = manager.state_type
-    for field in fields(state) if is_dataclass(state) else ():
-        if not field.init:
-            raise ValueError(
-                f"{name} cannot read its states again: field {field.name} of {state.__name__} "
-                f"has init=False"
-            )
+    with suppress(NameError):  # It is defined further down: see `check_states`.
+        _check_state_type(manager)
+
+
+def check_states(manager: "ProcessManager[Any]") -> None:
+    """All of the application is imported. Raises a ValueError if its states cannot be read."""
+    try:
+        _check_state_type(manager)
+    except NameError as error:
+        raise ValueError(
+            f"{type(manager).__name__} cannot read its states again: {error}; define or import it "
+            f"at the top level of its module, outside of `if TYPE_CHECKING`"
+        ) from None
+
+
+def _check_state_type(manager: "ProcessManager[Any]") -> None:
+    try:
+        state_reader(manager.state_type)
+    except UnreadableTypeError as error:
+        name = type(manager).__name__
+        raise ValueError(f"{name} cannot read its states again: {error}") from None
 
 
 def load_state(manager: "ProcessManager[S]", text: str, version: int) -> S:
@@ -43,14 +60,21 @@ def load_state(manager: "ProcessManager[S]", text: str, version: int) -> S:
     if version < manager.version:
         data = manager.upgrade(data, version)
     try:
-        state: S = manager.state_type(**data)
+        state: S = state_reader(manager.state_type)(data)
         return state
-    except TypeError as error:
+    except (Mismatch, RecursionError) as error:
+        problem = error.of("state") if isinstance(error, Mismatch) else "it is nested too deeply"
         raise PermanentCommandError(
             "STATE_NOT_READABLE",
-            f"the stored state does not fit {manager.state_type.__name__} ({error}): raise "
+            f"the stored state does not fit {name_of(manager.state_type)} ({problem}): raise "
             f"version, and write upgrade",
-        ) from None
+        ) from error.__cause__
+
+
+def checked_state(value: S, manager: "ProcessManager[S]") -> S:
+    """A state that a method has returned."""
+    kind: type[S] = class_of(manager.state_type)
+    return checked_result(value, kind)
 
 
 def checked_result(value: object, kind: type[T]) -> T:

@@ -1,28 +1,29 @@
 """What an application writes: the steps of a process, and what they change in its state."""
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from cmdbus.errors import PermanentCommandError
 from cmdbus.handlers import Handler
+from cmdbus.payloads.forms import Encoder
 from cmdbus.processes.handlers import ProcessHandlers
-from cmdbus.processes.managers import check_manager
+from cmdbus.processes.managers import check_manager, check_states
+from cmdbus.processes.states import state_type_of
 from cmdbus.producer.requests import SendRequest
 from cmdbus.reply import Reply
 
 S = TypeVar("S")
 # Inside the class, `type` is the type of its processes.
 _Steps = type[StrEnum]
-_StateType = type[Any]
+_StateType = Any
 
 
 class ProcessManager(Generic[S]):
-    """Subclass it as `class Transfer(ProcessManager[TransferState])`, with a dataclass for the
-    state, and register an instance with `registry.register_process`. Its methods are called by
-    workers, in the transaction that moves a process on: they decide, and have no effects of their
-    own. The fields of the state hold JSON values.
+    """Subclass it as `class Transfer(ProcessManager[TransferState])`, with a dataclass, a TypedDict
+    or a model of pydantic for the state, and register an instance with `registry.register_process`.
+    Its methods are called by workers, in the transaction that moves a process on: they decide, and
+    have no effects of their own. A state is read again as a payload of its type is.
     """
 
     #: The domain of its processes: replies to their commands come there.
@@ -32,7 +33,7 @@ class ProcessManager(Generic[S]):
     #: That of the state's format: the states of older ones pass `upgrade`. What starts processes
     #: names it, too.
     version: int = 1
-    #: The dataclass in the brackets of its base, or dict.
+    #: What is in the brackets of its base, if that is a model; else dict.
     state_type: _StateType = dict
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -40,8 +41,7 @@ class ProcessManager(Generic[S]):
         for base in vars(cls).get("__orig_bases__", ()):
             origin = get_origin(base)
             if isinstance(origin, type) and issubclass(origin, ProcessManager):
-                state: _StateType = get_args(base)[0]
-                cls.state_type = state if is_dataclass(state) else dict
+                cls.state_type = state_type_of(get_args(base)[0])
 
     def first_step(self, state: S) -> StrEnum:
         raise NotImplementedError
@@ -88,6 +88,13 @@ class ProcessManager(Generic[S]):
         """Raises a ValueError if it cannot be registered."""
         check_manager(self)
 
-    def process_handlers(self, managers: "Mapping[str, ProcessManager[Any]]") -> list[Handler]:
-        """Of all managers of its domain, by the types of their processes."""
-        return ProcessHandlers(self.domain, managers).all
+    def check_states(self) -> None:
+        """Raises a ValueError if its states cannot be read, now that the program is complete."""
+        check_states(self)
+
+    def process_handlers(
+        self, managers: "Mapping[str, ProcessManager[Any]]", encoder: Encoder | None
+    ) -> list[Handler]:
+        """Of all managers of its domain, by the types of their processes. `encoder`: of the states
+        and commands."""
+        return ProcessHandlers(self.domain, managers, encoder).all

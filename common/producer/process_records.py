@@ -1,6 +1,6 @@
 """Values of processes that a CommandBus takes and returns. Pure."""
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -86,10 +86,3 @@ class ProcessStep:
     command_status: str | None
     #: Of the command; None if its history is gone, and for a batch.
     attempts: int | None
-
-
-def state_data(state: object) -> object:
-    """The stored form of a state: the fields of a dataclass as an object."""
-    if is_dataclass(state) and not isinstance(state, type):
-        return {field.name: getattr(state, field.name) for field in fields(state)}
-    return state

@@ -8,9 +8,9 @@ from uuid import UUID
 from cmdbus.checks import check_id, check_iterable, check_name, check_whole
 from cmdbus.database.pool import Connection
 from cmdbus.errors import InvalidOperationError
+from cmdbus.payloads.forms import form_of
 from cmdbus.producer.batch_requests import check_joined
 from cmdbus.producer.ids import new_call, new_id
-from cmdbus.producer.process_records import state_data
 from cmdbus.producer.requests import SendRules
 from cmdbus.producer.store import AdmissionResult, Store
 
@@ -46,9 +46,10 @@ class ProcessStart:
         brought = request.process_id
         process_id = new_id() if brought is None else check_id("process_id", brought)
         domain = check_name("domain", request.domain)
-        state = {} if request.state is None else state_data(request.state)
+        state = {} if request.state is None else form_of(request.state)
         if not isinstance(state, dict):
-            raise ValueError(f"state must be a dataclass or a dict, not {type(state).__name__}")
+            found = type(request.state).__name__
+            raise ValueError(f"state must be a dataclass, a model or a dict, not {found}")
         values = {
             "process_id": process_id,
             "domain": domain,

@@ -16,7 +16,7 @@ from cmdbus.checks import (
     seconds_of,
     shown,
 )
-from cmdbus.data import CEILING_BYTES, encode
+from cmdbus.data import CEILING_BYTES, check_encoder, encode
 from cmdbus.payloads.forms import Encoder
 from cmdbus.priorities import PRIORITIES, check_priority
 from cmdbus.retry import MAX_ATTEMPTS
@@ -118,10 +118,8 @@ class SendRules:
             if not isinstance(label, str):
                 raise ValueError(f"a priority's label must be a string, not {label!r:.80}")
             own[label] = check_priority(value, {})
-        if encoder is not None and not callable(encoder):
-            raise ValueError(f"encoder must be callable, not {shown(encoder)}")
         size = check_whole("max_bytes", max_bytes, 1, CEILING_BYTES)
-        return cls({**PRIORITIES, **own}, size, encoder)
+        return cls({**PRIORITIES, **own}, size, check_encoder(encoder))
 
     def encode(self, value: object, what: str = "data") -> str:
         return encode(value, what=what, max_bytes=self.max_bytes, encoder=self.encoder)

@@ -136,6 +136,7 @@ class ScheduleOperations:
             },
             self._rules.priorities,
             self._rules.max_bytes,
+            encoder=self._rules.encoder,
         )
         values = {**made.row, "terms": json.dumps(made.terms), **check_remark(operator, reason)}
         self._connections.row_once(connection, "add_schedule", **values)

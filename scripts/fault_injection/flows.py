@@ -7,6 +7,7 @@ from typing import Any
 
 from cmdbus import ProcessManager, Reply, RetryPolicy, SendRequest
 from cmdbus.handlers import Handler
+from cmdbus.payloads.forms import Encoder
 
 FLOWS, FLOW = "flows", "Flow"
 #: Of the third step: some of its commands take longer.
@@ -42,9 +43,12 @@ class Flow(ProcessManager[FlowState]):
     def __init__(self, retry: RetryPolicy) -> None:
         self._retry = retry
 
-    def process_handlers(self, managers: Mapping[str, Any]) -> list[Handler]:
+    def process_handlers(
+        self, managers: Mapping[str, Any], encoder: Encoder | None
+    ) -> list[Handler]:
         return [
-            replace(handler, retry=self._retry) for handler in super().process_handlers(managers)
+            replace(handler, retry=self._retry)
+            for handler in super().process_handlers(managers, encoder)
         ]
 
     def first_step(self, state: FlowState) -> FlowStep:

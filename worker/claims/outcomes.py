@@ -16,6 +16,7 @@ from cmdbus.errors import (
     PermanentCommandError,
     TransientCommandError,
 )
+from cmdbus.payloads.forms import Encoder
 from cmdbus.retry import MAX_LOSSES, RetryPolicy
 
 #: Characters to which error texts are cut before they are stored.
@@ -63,11 +64,12 @@ class Outcome:
 _NOTHING = Outcome(kind=OutcomeKind.COMPLETED, result="null")
 
 
-def completed(result: object) -> Outcome:
+def completed(result: object, encoder: Encoder | None = None) -> Outcome:
     """Raises a ValueError if the result cannot be stored."""
     if result is None:
         return _NOTHING
-    return Outcome(kind=OutcomeKind.COMPLETED, result=encode(result, what="result"))
+    text = encode(result, what="result", encoder=encoder)
+    return Outcome(kind=OutcomeKind.COMPLETED, result=text)
 
 
 def failed(
@@ -79,6 +81,7 @@ def failed(
     policy: RetryPolicy,
     retry_after: float | None,
     rand: float,
+    encoder: Encoder | None = None,
 ) -> Outcome:
     """The outcome of the `attempt`-th execution, which raised this error; or, without a traceback,
     of one that was given up with it."""
@@ -101,7 +104,9 @@ def failed(
         delay=delay if kind is OutcomeKind.RETRY else None,
         code=_text(own.code or class_name(error), 100),
         message=_message(error),
-        details=_details(reason, own.details, class_path(error) if traceback else None, traceback),
+        details=_details(
+            reason, own.details, class_path(error) if traceback else None, traceback, encoder
+        ),
     )
 
 
@@ -228,12 +233,16 @@ def _ascii(text: str) -> str:
 
 
 def _details(
-    reason: str, details: object = None, exception: str | None = None, traceback: str = ""
+    reason: str,
+    details: object = None,
+    exception: str | None = None,
+    traceback: str = "",
+    encoder: Encoder | None = None,
 ) -> str:
     kept: dict[str, object] = {"reason": reason}
     if details is not None:
         try:
-            encode(details, what="details", max_bytes=MAX_DETAILS)
+            encode(details, what="details", max_bytes=MAX_DETAILS, encoder=encoder)
             kept["details"] = details
         except ValueError as error:
             kept["details"] = f"(not kept: {error})"
@@ -241,4 +250,4 @@ def _details(
         kept["exception"] = _text(exception, MAX_CLASS_PATH)
         # The end shows where it happened.
         kept["traceback"] = _text(traceback[-MAX_TRACEBACK:], MAX_TRACEBACK)
-    return encode(kept)
+    return encode(kept, encoder=encoder)

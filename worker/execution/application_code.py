@@ -8,6 +8,7 @@ from typing import Any
 
 from cmdbus.command import Command, received
 from cmdbus.errors import TransientCommandError
+from cmdbus.payloads.forms import Encoder
 from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.outcomes import Outcome, completed
 
@@ -39,9 +40,9 @@ def leave_fork() -> None:
     os._exit(code & 0xFF)
 
 
-def storable(result: object) -> Outcome:
+def storable(result: object, encoder: Encoder | None) -> Outcome:
     """The outcome of a handler that has returned this."""
     try:
-        return completed(result)
+        return completed(result, encoder)
     except ValueError as error:
         raise TransientCommandError("RESULT_NOT_STORABLE", str(error)) from error

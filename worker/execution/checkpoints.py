@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 import psycopg
 
 from cmdbus.data import Undecodable, decode, encode
+from cmdbus.payloads.forms import Encoder
 from cmdbus.worker.claims.claim import Claim, Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejections import reason
@@ -29,16 +30,22 @@ class RunStatement(Protocol):
 class Checkpoints:
     """Those of one claim's command."""
 
-    def __init__(self, statements: ClaimStatements, claim: Claim, run: RunStatement) -> None:
+    def __init__(
+        self,
+        statements: ClaimStatements,
+        claim: Claim,
+        run: RunStatement,
+        encoder: Encoder | None = None,
+    ) -> None:
         self._statements = statements
         self._key = statements.key(claim)._asdict()
-        self._run = run
+        self._run, self._encoder = run, encoder
         #: The latest, and whether it was read. The first claim of a command finds none.
         self._latest: object = None
         self._is_read = claim.token == 1
 
     def save(self, data: object) -> None:
-        text = encode(data, what="checkpoint")
+        text = encode(data, what="checkpoint", encoder=self._encoder)
         self._run("context.checkpoint()", partial(self._save, text))
 
     @property

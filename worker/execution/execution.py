@@ -155,7 +155,11 @@ class Execution:
                     with self._opening:
                         self._over = True
                 again_in = self.again_in
-                outcome = storable(result) if again_in is None else given_back(again_in)
+                outcome = (
+                    storable(result, self._handler.encoder)
+                    if again_in is None
+                    else given_back(again_in)
+                )
                 transaction = self._transaction
                 if transaction is None:
                     failpoint(AFTER_RETURN)
@@ -212,6 +216,7 @@ class Execution:
             policy=self._handler.policy,
             retry_after=self.retry_delay,
             rand=random.random(),
+            encoder=self._handler.encoder,
         )
 
     # Called by the context, in any thread of the handler.
@@ -242,7 +247,7 @@ class Execution:
 
     @cached_property
     def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self._statements, self.claim, self._run_statement)
+        return Checkpoints(self._statements, self.claim, self._run_statement, self._handler.encoder)
 
     def _run_statement(self, name: str, work: Callable[[Connection, bool], Result]) -> Result:
         """In the transaction if that is open, else by itself."""
@@ -310,7 +315,9 @@ class Execution:
 
     def batch(self) -> HandlerBatch | None:
         batch_id = self.claim.batch_id
-        return None if batch_id is None else HandlerBatch(batch_id, self._statements, self.open)
+        if batch_id is None:
+            return None
+        return HandlerBatch(batch_id, self._statements, self.open, self._handler.encoder)
 
     def extend(self, seconds: float) -> None:
         """The lock: a transaction that opens meanwhile gets the new limits."""

@@ -1,12 +1,14 @@
 """What a handler can do with the batch of its command."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from uuid import UUID
 
 from cmdbus.checks import check_iterable
 from cmdbus.data import MAX_BYTES
 from cmdbus.database.executor import Executor
+from cmdbus.payloads.forms import Encoder
 from cmdbus.producer.batch_requests import check_joined
 from cmdbus.producer.requests import SendRequest, SendRules
 from cmdbus.producer.sending import BulkSend, Sender
@@ -20,11 +22,16 @@ class HandlerBatch:
     """`context.batch`."""
 
     def __init__(
-        self, batch_id: UUID, statements: Executor, open_transaction: Callable[[], Connection]
+        self,
+        batch_id: UUID,
+        statements: Executor,
+        open_transaction: Callable[[], Connection],
+        encoder: Encoder | None = None,
     ) -> None:
         self.batch_id = batch_id
         self._statements = statements
         self._open_transaction = open_transaction
+        self._rules = _RULES if encoder is None else replace(_RULES, encoder=encoder)
 
     def add(self, requests: Iterable[SendRequest]) -> list[UUID]:
         bulk = BulkSend(list(check_iterable("requests", requests, "SendRequests")))
@@ -42,7 +49,7 @@ class HandlerBatch:
             )
             check_joined(self.batch_id, refusal, "commands")
             sender = _sender(self._statements.schema)
-            sender.write(connection, bulk, _RULES.check, None, self.batch_id)
+            sender.write(connection, bulk, self._rules.check, None, self.batch_id)
         return bulk.ids
 
 

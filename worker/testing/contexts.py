@@ -11,9 +11,10 @@ from cmdbus.checks import check_iterable, check_name, check_seconds, check_whole
 from cmdbus.clock import time
 from cmdbus.command import Command
 from cmdbus.context import Batch, Context
-from cmdbus.data import decode, encode
+from cmdbus.data import check_encoder, decode, encode
 from cmdbus.errors import InvalidOperationError
 from cmdbus.integrations.callers_connection import CallersConnection, session_of
+from cmdbus.payloads.forms import Encoder
 from cmdbus.payloads.models import model_of
 from cmdbus.payloads.pydantic_models import is_pydantic
 from cmdbus.payloads.readers import reader_of
@@ -113,29 +114,31 @@ def make_context(
     resumed: object = None,
     batch_id: UUID | None = None,
     schema: str = "cmdbus",
+    encoder: Encoder | None = None,
 ) -> MadeContext:
     """A context to call a handler with. Its `connection` shares the transaction of the one that is
     given, and refuses what a worker's refuses; `session` is the one that is given. A handler that
-    uses either without it gets an InvalidOperationError."""
+    uses either without it gets an InvalidOperationError. `encoder`: the one of its registry."""
     if batch_id is not None and not isinstance(batch_id, UUID):
         raise ValueError(f"batch_id must be a UUID, not {batch_id!r:.80}")
     given = None if connection is None else session_of(connection)
     seconds = Timeouts().thread if timeout is None else check_seconds("timeout", timeout)
     made = _Made(given, session, seconds, batch_id, schema)
     made.canceled, made.stopping = canceled, stopping
-    made.checkpoints = _Checkpoints(resumed)
+    made.checkpoints = _Checkpoints(resumed, check_encoder(encoder))
     command = command or make_command("test", "Test")
     check_whole("attempt", attempt, 1)
     return MadeContext(command, attempt, check_whole("max_attempts", max_attempts, 1), made)
 
 
 class _Checkpoints:
-    def __init__(self, resumed: object) -> None:
+    def __init__(self, resumed: object, encoder: Encoder | None) -> None:
         self.saved: list[object] = []
-        self._resumed = decode(encode(resumed, what="resumed"))
+        self._encoder = encoder
+        self._resumed = decode(encode(resumed, what="resumed", encoder=encoder))
 
     def save(self, data: object) -> None:
-        self.saved.append(decode(encode(data, what="checkpoint")))
+        self.saved.append(decode(encode(data, what="checkpoint", encoder=self._encoder)))
 
     @property
     def latest(self) -> object:
