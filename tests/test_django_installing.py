@@ -157,7 +157,7 @@ def test_a_test_database_has_the_schema_and_so_have_its_clones(project: str) -> 
     connection.settings_dict["TEST"] = {"NAME": f"{connection.settings_dict['NAME']}_t"}
     connection.settings_dict["TEST"].update(MIGRATE=True, TEMPLATE=None, CHARSET=None)
     given = connection.settings_dict["NAME"]
-    creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
+    creation.create_test_db(verbosity=0, autoclobber=True)
     try:
         creation.clone_test_db(suffix="1", verbosity=0, autoclobber=True)
         for suffix in ("", "_1"):
