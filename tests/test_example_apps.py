@@ -2,8 +2,7 @@
 whose workers are killed meanwhile."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,17 +10,10 @@ import httpx
 import psycopg
 import pytest
 from eventually import eventually
+from example_fleets import TIMEOUTS, await_ends, while_workers_are_killed
 from fleet import Fleet, kill
 from web_servers import APPS, Provider, payment_provider, url_of, web_server
 
-#: Those of a fleet that is used, not tested.
-TIMEOUTS = {
-    "statement_timeout": 25,
-    "pool_timeout": 30,
-    "visibility_timeout": 30,
-    "thread_timeout": 35,
-    "watchdog_timeout": 60,
-}
 of_flask = pytest.mark.fleet(started=False, app="flask_app.handlers:registry", **TIMEOUTS)
 of_fastapi = pytest.mark.fleet(started=False, app="fastapi_app.handlers:registry", **TIMEOUTS)
 FLASK = ["flask", "--app", "flask_app.web", "run", "--port", "0"]
@@ -49,27 +41,6 @@ def client(
     with web_server(tmp_path / "web.log", *request.param) as client:
         fleet.wait_until_ready()
         yield client
-
-
-def await_ends(fleet: Fleet) -> dict[str, str]:
-    """The statuses of all commands, by id, once the last has ended."""
-    left = "SELECT count(*) FROM cmdbus.command WHERE status NOT IN ('COMPLETED', 'FAILED')"
-    eventually(lambda: fleet.query(left) == [(0,)], 60)
-    return dict(fleet.query("SELECT command_id::text, status FROM cmdbus.command"))
-
-
-def while_workers_are_killed(fleet: Fleet, ask: Callable[[int], object], count: int) -> None:
-    """Calls `ask` with the numbers up to `count`, by four threads, and kills all workers once for
-    each tenth of them."""
-    with ThreadPoolExecutor(4) as threads:
-        asked = [threads.submit(ask, number) for number in range(count)]
-        for last in asked[count // 10 :: count // 5]:
-            last.result()
-            pids = fleet.pids().values()
-            kill(pids)
-            fleet.await_successors(pids)
-        for each in asked:
-            each.result()
 
 
 # The shop: Flask, Flask-SQLAlchemy, context.session, a dataclass.

@@ -31,7 +31,7 @@ def web_server(log: Path, *command: str) -> Iterator[httpx.Client]:
     """A client of the server that `python -m command` runs until the end of the block."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", *command], cwd=APPS, stdout=output, stderr=output
+            [sys.executable, "-u", "-m", *command], cwd=APPS, stdout=output, stderr=output
         )
     try:
         address = eventually(lambda: _address(process, log), _START_S)
@@ -46,7 +46,7 @@ def web_server(log: Path, *command: str) -> Iterator[httpx.Client]:
 def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
     said = log.read_text()
     assert process.poll() is None, said
-    found = re.search(r"unning on (http://[\w.:]+)", said)
+    found = re.search(r"(?:unning on|server at) (http://[\w.:]+)", said)
     return found[1] if found else ""
 
 
