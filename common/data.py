@@ -141,7 +141,7 @@ def _explain(value: object, path: str) -> str | None:
     stack = [(value, path, 0)]
     while stack:
         value, path, depth = stack.pop()
-        if problem := _explain_one(value, depth):
+        if problem := defect(value, depth):
             return f"{_shortened(path)} {problem}"
         if isinstance(value, dict):
             children = [(item, f"{path}.{key}", depth + 1) for key, item in value.items()]
@@ -153,7 +153,8 @@ def _explain(value: object, path: str) -> str | None:
     return None
 
 
-def _explain_one(value: object, depth: int) -> str | None:
+def defect(value: object, depth: int) -> str | None:
+    """Why JSON or PostgreSQL cannot hold this value itself, at this depth; not what is in it."""
     if isinstance(value, _CONTAINERS):
         if depth >= MAX_DEPTH:
             return _TOO_DEEP

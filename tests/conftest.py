@@ -24,6 +24,8 @@ import psycopg
 import pytest
 from claiming import Claimer
 from databases import Databases, GivenServer, Server
+from django_support import django_dsn as django_dsn
+from django_support import django_template as django_template
 from embedded_servers import copy_cluster
 from fleet import Fleet, make_effects, unstarted
 from guarded import Guarded, guarded_server

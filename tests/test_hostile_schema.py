@@ -199,12 +199,14 @@ def settle_in_all_ways(claimer: Claimer) -> None:
 
 
 #: What the names in braces of some statements stand for.
+#: They name a function.
+CALLS = {"call", "call_and_note", "call_and_date"}
 FILLED = {"insert": {"table": "ready", "more": "", "arrays": ""}}
 
 
 def test_statements_use_postgresqls_own_operators_and_functions(attacked: str) -> None:
     foreign: dict[str, list[str]] = {}
-    for name in sorted(set(load()) - {"call", "call_and_note"}):  # They name a function.
+    for name in sorted(set(load()) - CALLS):
         text = re.sub(r"--.*", "", render(name, "cmdbus", **FILLED.get(name, {}))).strip()
         if text.startswith(WITH_EXPRESSIONS) and (found := foreign_dependencies(attacked, text)):
             foreign[name] = found

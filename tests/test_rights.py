@@ -63,7 +63,7 @@ RIGHTS = {
             *("cancel_in_batch", "create_batch", "domain_bit", "enqueue", "enqueue_unique"),
             *("identify", "notify", "outcome", "send", "signal_process", "start_process"),
             *("find_full_key", "limited_types", "move_arrived", "take_unique_keys"),
-            *("note_changes", "wake", "wake_at"),
+            *("note_changes", "sent_at", "wake", "wake_at"),
         ],
         "INSERT": [
             *[f"ready.{column}" for column in SENDERS],

@@ -228,6 +228,7 @@ BY_ID = {
             {"finished": {"finished_DAY_created_at_idx"}},
         ),
         ("read_audit", {}, {**BY_ID, "event": {"event_pkey"}}),
+        ("read_task", {"domains": ["payments"]}, {**BY_ID, "event": {"event_pkey"}}),
         (
             "read_trouble",
             dict.fromkeys(("domain", "type", "error_code", "key", "since", "until"))
@@ -244,7 +245,7 @@ BY_ID = {
             },
         ),
     ],
-    ids=["get", "query", "audit", "troubleshooting", "domains"],
+    ids=["get", "query", "audit", "task", "troubleshooting", "domains"],
 )
 def test_looks_use_indexes(
     dsn: str, name: str, parameters: dict[str, object], indexes: dict[str, set[str]]

@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from datetime import datetime
 from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
@@ -143,6 +144,15 @@ class Sender:
         admission = self._store.enqueue(
             connection, command, call=attempt.number, again=attempt.repeated, caller=caller
         )
+        return self._accepted(command, admission)
+
+    def send_dated(self, connection: Connection, command: Outgoing) -> tuple[UUID, datetime | None]:
+        """In the caller's transaction. The time is None if there was another command, whose id it
+        returns."""
+        admission, sent_at = self._store.enqueue_dated(connection, command)
+        return self._accepted(command, admission), sent_at
+
+    def _accepted(self, command: Outgoing, admission: AdmissionResult) -> UUID:
         if admission.refusal == "duplicate":
             raise DuplicateCommandError(command.domain, [command.command_id])
         if admission.refusal == "early":

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
 
 from cmdbus.arrays import texts
 from cmdbus.checks import check_schema
-from cmdbus.database.adapters import own_cursor
+from cmdbus.database.adapters import Row, own_cursor
 from cmdbus.database.executor import Executor
 from cmdbus.database.pool import Connection
 from cmdbus.database.statements import call, render
@@ -65,24 +65,30 @@ class Store(Executor):
         caller: int | None = None,
     ) -> AdmissionResult:
         """Sends one. `call` and `again` make a repetition harmless; see the schema's enqueue."""
-        values = {**command._asdict(), "call": call, "again": again}
-        for column in (*SELDOM.values(), "on_conflict", "unique_until"):
-            if values[column] is None:
-                del values[column]
-        if isinstance(command.expires_at, float):
-            values["expires"] = values.pop("expires_at")
+        name, values = _call_of(command, call, again)
         if caller is not None:
             values["caller"] = caller
-        changes = values.pop("changes")
-        name = "enqueue" if command.unique_key is None else "enqueue_unique"
-        if changes is None:
+        if command.changes is None:
             [row] = self.rows(connection, name, **values)
             return AdmissionResult(*row)
-        text = _call_and_note(self.schema, name, tuple(values))
-        values["changes"] = changes
+        text = _call_and("note", self.schema, name, tuple(values))
+        row = self._execute(connection, text, {**values, "changes": command.changes})
+        return AdmissionResult(*row[:-1])
+
+    def enqueue_dated(
+        self, connection: Connection, command: Outgoing
+    ) -> tuple[AdmissionResult, datetime | None]:
+        """Sends one in the caller's transaction; with the time at which it was sent, unless it is
+        refused."""
+        name, values = _call_of(command, None, False)
+        text = _call_and("date", self.schema, name, tuple(values))
+        row = self._execute(connection, text, values)
+        return AdmissionResult(*row[:-1]), row[-1]
+
+    def _execute(self, connection: Connection, text: bytes, values: dict[str, Any]) -> Row:
         cursor = own_cursor(connection)
         [row] = cursor.execute(text, values, prepare=self._prepare, binary=self._binary).fetchall()
-        return AdmissionResult(*row[:-1])
+        return row
 
     def note_changes(
         self, connection: Connection, changed: Sequence[tuple[str, UUID, str]]
@@ -140,10 +146,22 @@ class Store(Executor):
             own_cursor(connection).execute(text, arrays)
 
 
+def _call_of(command: Outgoing, call: int | None, again: bool) -> tuple[str, dict[str, Any]]:
+    """The function of the schema that sends it, and the function's arguments."""
+    values = {**command._asdict(), "call": call, "again": again}
+    for column in (*SELDOM.values(), "on_conflict", "unique_until"):
+        if values[column] is None:
+            del values[column]
+    if isinstance(command.expires_at, float):
+        values["expires"] = values.pop("expires_at")
+    del values["changes"]
+    return "enqueue" if command.unique_key is None else "enqueue_unique", values
+
+
 @cache
-def _call_and_note(schema: str, function: str, arguments: tuple[str, ...]) -> bytes:
-    """Calls a function that sends a command, and notes what a hook changed."""
-    return call("call_and_note", schema, function, arguments)
+def _call_and(what: str, schema: str, function: str, arguments: tuple[str, ...]) -> bytes:
+    """Calls a function that sends a command, and another one for it; see functions.sql."""
+    return call(f"call_and_{what}", schema, function, arguments)
 
 
 @cache

@@ -8,3 +8,9 @@ SELECT * FROM {schema}.{function}({arguments});
 SELECT a.*, CASE WHEN a.refusal IS NULL THEN {schema}.note_changes(
     ARRAY[%(domain)s::text], ARRAY[%(command_id)s::uuid], ARRAY[%(changes)s::json]) END
 FROM {schema}.{function}({arguments}) a;
+
+-- name: call_and_date
+-- Also returns when the command was sent, unless the function refuses it.
+SELECT a.*, CASE WHEN a.refusal IS NULL
+    THEN {schema}.sent_at(%(domain)s::text, %(command_id)s::uuid) END
+FROM {schema}.{function}({arguments}) a;

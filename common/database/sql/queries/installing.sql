@@ -95,7 +95,8 @@ GRANT EXECUTE ON FUNCTION
     {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.start_process,
     {schema}.signal_process, {schema}.wake, {schema}.wake_at, {schema}.notify, {schema}.domain_bit,
     {schema}.limited_types, {schema}.move_arrived,
-    {schema}.enqueue_unique, {schema}.note_changes, {schema}.take_unique_keys TO {role};
+    {schema}.enqueue_unique, {schema}.note_changes, {schema}.sent_at,
+    {schema}.take_unique_keys TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed, {schema}.alarm, {schema}.limits TO {role};
 -- For bulk sends, which COPY; without the columns of claims and attempts.
 GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts,

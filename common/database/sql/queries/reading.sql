@@ -32,6 +32,25 @@ WHERE (%(domain)s::text IS NULL OR domain = %(domain)s)
 ORDER BY created_at DESC, command_id DESC
 LIMIT %(limit)s OFFSET %(offset)s;
 
+-- name: read_task
+-- A command of one of these domains, what the result of a task shows of it, and its failures and
+-- retries by operators, the oldest first: kind, number of the attempt, worker, code, message,
+-- details. first_claimed_at is that of an execution that has failed or was lost.
+SELECT c.domain, c.type, c.status, c.attempts, c.data::text, c.result::text, c.error_code,
+    c.error_message, c.worker, c.created_at, least(e.first_claimed_at, c.started_at) AS begun_at,
+    c.started_at, coalesce(c.finished_at, CASE c.status
+        WHEN 'IN_TROUBLESHOOTING_QUEUE' THEN e.failed_at END) AS ended_at, e.events::text
+FROM {schema}.command c, LATERAL (
+    SELECT min(e.claimed_at) AS first_claimed_at,
+        max(e.at) FILTER (WHERE e.kind = 'MOVED_TO_TROUBLESHOOTING_QUEUE') AS failed_at,
+        json_agg(json_build_array(e.kind, e.attempt, i.worker, e.code, e.message, e.details)
+                 ORDER BY e.id) FILTER (WHERE e.kind = ANY (ARRAY['FAILED', 'OPERATOR_RETRY',
+            'BUSINESS_RULE_FAILED', 'MOVED_TO_TROUBLESHOOTING_QUEUE'])) AS events
+    FROM {schema}.event e LEFT JOIN {schema}.incarnation i ON i.id = e.claimer
+    WHERE e.domain = c.domain AND e.command_id = c.command_id
+) e
+WHERE c.domain = ANY (%(domains)s::text[]) AND c.command_id = %(command_id)s;
+
 -- name: read_audit
 -- The normal course is read from the command's own columns, the rest from event; a failed attempt's
 -- event also has the time of its claim. An uncharged attempt has the number of the next one.
