@@ -62,6 +62,8 @@ FLOOR_PLAN |= {
         *[*COMMON, CLAIMS, PROBES, "cmdbus.worker", STEWARD],
     ],
     "cmdbus.django": [*COMMON, CLAIMS, EXECUTION],
+    "cmdbus.django.management": [],
+    "cmdbus.django.management.commands": ["cmdbus.django"],
     "cmdbus.testing": [
         *[*COMMON, "cmdbus.embedded", "cmdbus.worker"],
         *[CLAIMS, BREAKERS, EXECUTION, PIPELINE, STEWARD, WAITING],
@@ -222,7 +224,7 @@ def test_modules_that_call_themselves_pure_are() -> None:
         ("time", {"cmdbus.clock"}),
         ("asyncio", {"cmdbus.asynchronous"}),
         ("psycopg", DATABASE_ROOMS),
-        ("django", {"cmdbus.django"}),
+        ("django", {"cmdbus.django", "cmdbus.django.management.commands"}),
     ],
 )
 def test_a_package_is_imported_only_where_it_may_be(package: str, allowed: set[str]) -> None:

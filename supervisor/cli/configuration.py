@@ -22,6 +22,7 @@ from cmdbus.timeouts import Timeouts
 #: The files of the working directory that may hold settings.
 _OWN, _SHARED = "cmdbus.toml", "pyproject.toml"
 _MAX_BYTES = 1024**2
+_OR_MANAGE = "; `manage.py cmdbus` takes the database of Django's settings"
 #: Of the environment variables that are read; and the rest of those that no option has.
 _PREFIX, _NOT_SETTINGS = "CMDBUS_", {"PG_BIN", "RUN_AS"}
 #: The texts of --check for settings without a value.
@@ -83,6 +84,7 @@ def configured(context: click.Context) -> Settings:
         raise CmdbusError(
             f"{given['app']} has no database: name it with --dsn-file, --dsn, CMDBUS_DSN or "
             f"DATABASE_URL; --embedded runs a private PostgreSQL on this machine, for development"
+            f"{_OR_MANAGE * ('DJANGO_SETTINGS_MODULE' in os.environ)}"
         )
 
     def values(owner: type) -> dict[str, Any]:

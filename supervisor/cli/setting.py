@@ -2,6 +2,7 @@
 its key in the settings file, its line of --check and its help are made from the row.
 """
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,8 @@ from cmdbus.supervisor.cli.values import (
 from cmdbus.supervisor.runtime import check_supervisor_name
 from cmdbus.timeouts import Timeouts
 
+#: It reads the setting CMDBUS_APP, too, which only a process with Django can.
+_DJANGO_APP = "cmdbus.django.app:registry"
 _MAX_PROCS, _MAX_THREADS, _MAX_JITTER_MS = 512, 128, 10
 
 
@@ -63,8 +66,11 @@ def _timeout(name: str, attribute: str, text: str) -> Setting:
 SETTINGS = (
     Setting(
         "--app",
-        "The handlers; the working directory is importable. Without one: a demo.",
+        "The handlers; the working directory is importable. Without one: all tasks of the Django "
+        "project, where DJANGO_SETTINGS_MODULE names one, or a demo.",
         metavar="MODULE:REGISTRY",
+        default=lambda: _DJANGO_APP if os.environ.get("DJANGO_SETTINGS_MODULE") else None,
+        show_default=False,
         without="none; where no database is named either, the demo",
     ),
     Setting(
