@@ -21,6 +21,7 @@ from cmdbus.typed_handlers import prepare
 
 if TYPE_CHECKING:
     from cmdbus.context import Context
+    from cmdbus.surroundings import Surroundings
 
 F = TypeVar("F", bound=HandlerFunction)
 #: Also a method, before it has its instance.
@@ -73,6 +74,8 @@ class HandlerRegistry:
         self._schedules = DeclaredSchedules(self._encoder)
         self._breakers = DeclaredBreakers()
         self.hooks = ProcessHooks()
+        #: Around each call of each of its handlers; none for most registries.
+        self.surroundings: Surroundings | None = None
 
     def handler(
         self, domain: str, type: str, **options: Unpack[HandlerOptions]

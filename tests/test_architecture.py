@@ -74,9 +74,10 @@ FLOOR_PLAN |= {
         *[*COMMON, "cmdbus.embedded", "cmdbus.supervisor", "cmdbus.supervisor.cli"],
     ],
 }
-#: Rooms that may import psycopg, and the module that does so for type checkers.
+#: Rooms that may import psycopg, and the modules that do so for type checkers.
 DATABASE_ROOMS = {
-    *["cmdbus.asynchronous", "cmdbus.context", "cmdbus.database", "cmdbus.integrations"],
+    *["cmdbus.asynchronous", "cmdbus.context", "cmdbus.surroundings"],
+    *["cmdbus.database", "cmdbus.integrations"],
     *["cmdbus.producer", "cmdbus.processes"],
     *[room for room in FLOOR_PLAN if room.startswith(("cmdbus.worker", "cmdbus.testing"))],
     "cmdbus.django",

@@ -16,6 +16,7 @@ from queries import rows, scalar
 from trips import Booking, Trip, soon, taken
 
 from cmdbus import CommandBus, CommandRecord, HandlerRegistry, Reply, TransientCommandError
+from cmdbus.surroundings import Surroundings
 
 COUNT = 8
 TRANSACTIONS = """
@@ -38,10 +39,17 @@ class Watched(Booking):
 
 
 @contextmanager
-def replied(dsn: str, bus: CommandBus, manager: Watched, **options: Any) -> Iterator[list[UUID]]:
+def replied(
+    dsn: str,
+    bus: CommandBus,
+    manager: Watched,
+    surroundings: Surroundings | None = None,
+    **options: Any,
+) -> Iterator[list[UUID]]:
     """Trips whose first replies wait in a domain that is paused."""
     registry = HandlerRegistry()
     registry.register_process(manager)
+    registry.surroundings = surroundings
     registry.register("bookings", "Flight", leave_effect)
     with running(dsn, soon(registry), concurrency=2 * COUNT, **options):
         # A worker handles one reply by itself, to learn how long that takes.

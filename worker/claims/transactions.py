@@ -1,6 +1,9 @@
-"""The statements that open, limit and end the transaction of a handler."""
+"""The statements that open, limit and end the transaction of a handler, and its session without
+one."""
 
 from collections.abc import Sequence
+
+import psycopg
 
 from cmdbus.database.executor import Executor
 from cmdbus.database.statements import render, statement
@@ -8,6 +11,7 @@ from cmdbus.worker.claims.claim import Connection
 
 #: The maximum of PostgreSQL's timeouts.
 _MAX_MS = 2**31 - 1
+_IDLE = psycopg.pq.TransactionStatus.IDLE
 
 
 def begin(
@@ -20,6 +24,11 @@ def begin(
 def limits(executor: Executor, *, statement: float, idle: float) -> bytes:
     """The statement that gives an open transaction new limits, in seconds."""
     return _script(executor, "limit_transaction", statement, idle)
+
+
+def session_limits(executor: Executor, *, statement: float, idle: float) -> bytes:
+    """The statement that gives a session limits, in seconds, until it is reset."""
+    return _script(executor, "limit_session", statement, idle)
 
 
 def commit(executor: Executor, connection: Connection, prepared: Sequence[str]) -> None:
@@ -36,6 +45,13 @@ def roll_back(executor: Executor, connection: Connection) -> None:
     (prepared,) = cursor.fetchall()[0]
     if prepared:
         connection.execute(_deallocate(executor, prepared))
+
+
+def reset(executor: Executor, connection: Connection) -> None:
+    """Rolls back a transaction that may be open, and leaves nothing of the session."""
+    if connection.info.transaction_status is _IDLE:
+        executor.execute(connection, "begin")  # Else the server's log gets a warning.
+    roll_back(executor, connection)
 
 
 def _script(executor: Executor, name: str, seconds: float, idle: float, marker: str = "") -> bytes:

@@ -2,7 +2,8 @@
 
 from typing import Protocol, TypeVar
 
-from cmdbus.handlers import Handler
+from cmdbus.handlers import Handler, HandlerFunction
+from cmdbus.surroundings import Surroundings
 from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.claims.claim import Connection
 
@@ -13,6 +14,9 @@ class Handled(Protocol):
     """What applies to all commands of a type: see HandledType."""
 
     handler: Handler
+    #: Around each call, if the registry has any.
+    surroundings: Surroundings | None
+    run: HandlerFunction
     max_attempts: int
     timeout: float
 
@@ -28,5 +32,6 @@ class ExecutingThread(Protocol[Work]):
     def is_stopping(self) -> bool: ...
     def has_lost(self, work: Work, /) -> bool: ...
     def connect(self) -> Connection: ...
+    def connect_once(self) -> Connection: ...
     def extend(self, work: Work, seconds: float, /) -> None: ...
     def count_denied(self) -> None: ...

@@ -107,7 +107,7 @@ class Execution:
         self.began = began = began_ns / 1e9
         #: Monotonic time; includes extensions, and the time for which the process stalled.
         self.due = began + handled.timeout
-        self._handler = handled.handler
+        self._handled = handled
         self._thread = thread
         #: For the transaction, which other threads of the handler may open or limit.
         self._opening = Lock()
@@ -148,7 +148,7 @@ class Execution:
                 failpoint(BEFORE_EFFECT)
                 try:
                     # In a copy, so that the values that it sets for itself end with it.
-                    result = copy_context().run(self._handler.run, command, context)
+                    result = copy_context().run(self._handled.run, command, context)
                 finally:
                     if os.getpid() != self._thread.pid:
                         leave_fork()
@@ -156,7 +156,7 @@ class Execution:
                         self._over = True
                 again_in = self.again_in
                 outcome = (
-                    storable(result, self._handler.encoder)
+                    storable(result, self._handled.handler.encoder)
                     if again_in is None
                     else given_back(again_in)
                 )
@@ -184,7 +184,8 @@ class Execution:
         now = time.monotonic()
         return _new(Finished, (self.claim, outcome, self.max_attempts, now, now - self.began))
 
-    def _reported(self, error: BaseException) -> Outcome:
+    def _reported(self, error: BaseException) -> Outcome | None:
+        """While it is being handled, and what the handler has written is rolled back."""
         try:
             return self._failed(error)
         except BaseException as second:
@@ -213,10 +214,10 @@ class Execution:
             trace,
             attempt=self.claim.attempts + 1,
             max_attempts=self.max_attempts,
-            policy=self._handler.policy,
+            policy=self._handled.handler.policy,
             retry_after=self.retry_delay,
             rand=random.random(),
-            encoder=self._handler.encoder,
+            encoder=self._handled.handler.encoder,
         )
 
     # Called by the context, in any thread of the handler.
@@ -247,7 +248,8 @@ class Execution:
 
     @cached_property
     def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self._statements, self.claim, self._run_statement, self._handler.encoder)
+        encoder = self._handled.handler.encoder
+        return Checkpoints(self._statements, self.claim, self._run_statement, encoder)
 
     def _run_statement(self, name: str, work: Callable[[Connection, bool], Result]) -> Result:
         """In the transaction if that is open, else by itself."""
@@ -290,7 +292,7 @@ class Execution:
     @property
     def bound_to(self) -> str | None:
         """The breaker of its type."""
-        return self._handler.breaker
+        return self._handled.handler.breaker
 
     @property
     def canceled(self) -> bool:
@@ -317,7 +319,7 @@ class Execution:
         batch_id = self.claim.batch_id
         if batch_id is None:
             return None
-        return HandlerBatch(batch_id, self._statements, self.open, self._handler.encoder)
+        return HandlerBatch(batch_id, self._statements, self.open, self._handled.handler.encoder)
 
     def extend(self, seconds: float) -> None:
         """The lock: a transaction that opens meanwhile gets the new limits."""
@@ -331,7 +333,7 @@ class Execution:
 
     def _limits(self) -> dict[str, float]:
         allowed = self.due - self.began
-        own = self._handler.statement_timeout
+        own = self._handled.handler.statement_timeout
         return {
             "statement": own or self._timeouts.statement_for(allowed),
             "idle": self._timeouts.idle_for(allowed),

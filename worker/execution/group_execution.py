@@ -7,18 +7,22 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
+from typing import TYPE_CHECKING, cast
 
 from cmdbus.clock import time
 from cmdbus.command import Command
 from cmdbus.data import Undecodable, decode
 from cmdbus.failpoints import AFTER_COMMIT, BEFORE_EFFECT, failpoint
-from cmdbus.groups import Group, MakeGroup
+from cmdbus.groups import Group
 from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import completed
 from cmdbus.worker.execution.application_code import command_of, leave_fork
-from cmdbus.worker.execution.executing_thread import ExecutingThread
+from cmdbus.worker.execution.executing_thread import ExecutingThread, Handled
 from cmdbus.worker.execution.execution import Execution
+
+if TYPE_CHECKING:
+    from cmdbus.worker.execution.surrounded_execution import SurroundedExecution
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +34,7 @@ class GroupFailedError(Exception):
 class GroupExecution:
     def __init__(
         self,
-        make: MakeGroup,
+        handled: Handled,
         claims: Sequence[Claim],
         thread: ExecutingThread[Execution],
         statements: ClaimStatements,
@@ -38,7 +42,7 @@ class GroupExecution:
     ) -> None:
         """`begin` shows that a command is being executed, with a deadline of its own; None: the
         one before has timed out."""
-        self._make, self._claims = make, claims
+        self._handled, self._claims = handled, claims
         self._thread, self._statements = thread, statements
         self._begin = begin
 
@@ -46,28 +50,34 @@ class GroupExecution:
         """Returns the outcomes, which are settled, of all commands but those that must run by
         themselves."""
         try:
-            return self._run()
+            executions = self._run()
         except BaseException as error:
             logger.debug("%s commands run singly: %r", len(self._claims), error)
             return []
+        if self._handled.surroundings is not None:
+            for execution, finished in executions:
+                cast("SurroundedExecution", execution).call_afterwards(finished.outcome)
+        return [finished for _, finished in executions]
 
-    def _run(self) -> list[Finished]:
+    def _run(self) -> list[tuple[Execution, Finished]]:
         commands = [_command(claim) for claim in self._claims]
         execution = self._next(self._claims[0])
         transaction = execution.transaction()
         try:
-            group = self._make(commands, transaction.connection, self._statements.schema)
+            make = self._handled.handler.group
+            assert make is not None
+            group = make(commands, transaction.connection, self._statements.schema)
             taken = [
                 (claim, command)
                 for claim, command in zip(self._claims, commands, strict=True)
                 if group.takes(command)
             ]
-            executions = []
+            executions, first = [], execution
             for claim, command in taken:
                 if claim is not execution.claim:
                     execution = self._next(claim)
                 failpoint(BEFORE_EFFECT)
-                self._handle(group, command)
+                self._handle(group, command, execution, first)
                 executions.append(execution)
             if not taken:
                 return []
@@ -80,13 +90,18 @@ class GroupExecution:
             ]
             transaction.complete(*done)
             failpoint(AFTER_COMMIT)
-            return done
+            return list(zip(executions, done, strict=True))
         finally:
             transaction.end()
 
-    def _handle(self, group: Group, command: Command) -> None:
+    def _handle(
+        self, group: Group, command: Command, execution: Execution, first: Execution
+    ) -> None:
         try:
-            copy_context().run(group.handle, command)
+            if self._handled.surroundings is None:
+                copy_context().run(group.handle, command)
+            else:
+                cast("SurroundedExecution", execution).handle_within(first, group.handle, command)
         finally:
             if os.getpid() != self._thread.pid:
                 leave_fork()

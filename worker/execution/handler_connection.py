@@ -25,6 +25,7 @@ from cmdbus.worker.claims.claim import Connection
 T = TypeVar("T")
 
 _ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
+_IDLE = psycopg.pq.TransactionStatus.IDLE
 _INTRANS = psycopg.pq.TransactionStatus.INTRANS
 #: Seconds to wait at the end of a handler for another thread that is sending new limits.
 _LIMITS_SENT_WITHIN = 1.0
@@ -164,6 +165,24 @@ class HandlerConnection(psycopg.Connection[Any]):
         )
 
 
+class AutocommitConnection(HandlerConnection):
+    """Outside of the command's transaction: what it commits stays, whatever becomes of the
+    command."""
+
+    commit = psycopg.Connection.commit
+    rollback = psycopg.Connection.rollback
+    set_autocommit = psycopg.Connection.set_autocommit
+
+    def close(self) -> None:
+        raise InvalidOperationError("the session is the worker's: leave it open")
+
+    def _needs_limits(self) -> bool:
+        """They are the session's, not a transaction's."""
+        status = self.pgconn.transaction_status
+        free = status in (_IDLE, _INTRANS) and self._pipeline is None
+        return free and self._limits_depth is None
+
+
 class EndedConnection(psycopg.Connection[Any]):
     """A HandlerConnection after its execution: it refuses every use."""
 
@@ -182,7 +201,10 @@ class EndedConnection(psycopg.Connection[Any]):
         return "<context.connection of a handler that has returned>"
 
 
-_classes: dict[type[Connection], type[HandlerConnection]] = {psycopg.Connection: HandlerConnection}
+#: By the class of the session's own connection, which may be one of the application's pool.
+_classes: dict[tuple[type[HandlerConnection], type[Connection]], type[HandlerConnection]] = {
+    (HandlerConnection, psycopg.Connection): HandlerConnection
+}
 
 
 def handler_connection(
@@ -191,28 +213,40 @@ def handler_connection(
     """Makes an object for the session of `connection`, which nothing else uses until `retire`.
     `noticed` is called with each notice of the server. A tracing library may have wrapped
     `connection`: its `__class__`, unlike its type, is that of the wrapped one."""
-    made, pgconn = _made(connection), connection.pgconn
+    made = _made(connection)
     made._notice_handlers.append(noticed)
-    pgconn.notice_handler = partial(made._notice_handler, ref(made))
-    pgconn.notify_handler = partial(made._notify_handler, ref(made))
+    return _heard(made)
+
+
+def autocommit_connection(connection: Connection) -> HandlerConnection:
+    """Makes one for a handler that has no transaction, or is over."""
+    return _heard(_made(connection, AutocommitConnection))
+
+
+def _heard(made: HandlerConnection) -> HandlerConnection:
+    """It gets what the server reports."""
+    made.pgconn.notice_handler = partial(made._notice_handler, ref(made))
+    made.pgconn.notify_handler = partial(made._notify_handler, ref(made))
     return made
 
 
 def second_connection(connection: Connection, first: HandlerConnection) -> HandlerConnection:
     """One more object for the session of `connection`, for a library that the handler's settings of
-    `first` would confuse. It ends with `first`."""
+    `first` would confuse. It ends with `first`; there may be any number of them."""
     made = _made(connection)
     made.row_factory, made._before = psycopg.rows.tuple_row, first._before
     made.cursor_factory = psycopg.Cursor
     made.server_cursor_factory = psycopg.ServerCursor
     made._limits = first._limits
-    first._second = made
+    made._second, first._second = first._second, made
     return made
 
 
-def _made(connection: Connection) -> HandlerConnection:
+def _made(
+    connection: Connection, base: type[HandlerConnection] = HandlerConnection
+) -> HandlerConnection:
     pgconn, prepared = connection.pgconn, connection._prepared
-    made = HandlerConnection.__new__(_class_for(connection.__class__))
+    made = base.__new__(_class_for(base, connection.__class__))
     vars(made).update(
         vars(connection),
         lock=Lock(),
@@ -240,8 +274,9 @@ def _made(connection: Connection) -> HandlerConnection:
     return made
 
 
-def _class_for(kind: type[Connection]) -> type[HandlerConnection]:
-    """The application's pool may have connections of another class."""
-    if kind not in _classes:
-        _classes[kind] = type("HandlerConnection", (HandlerConnection, kind), {})
-    return _classes[kind]
+def _class_for(base: type[HandlerConnection], kind: type[Connection]) -> type[HandlerConnection]:
+    found = _classes.get((base, kind))
+    if found is None:
+        bases = (base,) if issubclass(base, kind) else (base, kind)
+        found = _classes[base, kind] = type(base.__name__, bases, {})
+    return found

@@ -22,7 +22,11 @@ from cmdbus.worker.claims.rejections import (
 from cmdbus.worker.claims.sessions import end_session
 from cmdbus.worker.claims.settlement import make_partitions
 from cmdbus.worker.claims.transactions import begin, commit, limits, roll_back
-from cmdbus.worker.execution.handler_connection import handler_connection, second_connection
+from cmdbus.worker.execution.handler_connection import (
+    HandlerConnection,
+    handler_connection,
+    second_connection,
+)
 from cmdbus.worker.execution.session_errors import is_outdated_plan
 
 if TYPE_CHECKING:
@@ -110,12 +114,15 @@ class HandlerTransaction:
         """Sets new limits, in seconds. Called by any thread."""
         self.connection.limit(limits(self._statements, statement=statement, idle=idle))
 
+    def second_connection(self) -> HandlerConnection:
+        return second_connection(self._session, self.connection)
+
     def orm_session(self) -> "HandlerSession":
         """Opens it at the first call. Called by one thread at a time."""
         if self._orm_session is None:
             from cmdbus.worker.integrations import open_session
 
-            self._orm_session = open_session(second_connection(self._session, self.connection))
+            self._orm_session = open_session(self.second_connection())
         return self._orm_session
 
     def complete(self, *done: Finished) -> None:

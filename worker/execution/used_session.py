@@ -7,6 +7,7 @@ from cmdbus.printable import joined
 from cmdbus.worker.claims.claim import Claim, Connection
 from cmdbus.worker.claims.connections import PoolExhausted
 from cmdbus.worker.claims.outcomes import Outcome, interrupted
+from cmdbus.worker.execution.autocommit_session import AutocommitSession
 from cmdbus.worker.execution.executing_thread import ExecutingThread
 from cmdbus.worker.execution.handler_transaction import (
     PLAN_CHANGED,
@@ -26,6 +27,8 @@ class UsedSession:
 
     #: The one in which the handler works, once it has asked for that.
     transaction: HandlerTransaction | None = None
+    #: What it works in instead, if it has none.
+    autocommit: AutocommitSession | None = None
     #: None as long as the thread could get none.
     _session: Connection | None = None
 
@@ -33,6 +36,8 @@ class UsedSession:
         self._thread = thread
 
     def run(self, work: Callable[[Connection], Result]) -> Result:
+        if self.autocommit is not None and self._session is not None:
+            return work(self._session)  # It may be in a transaction of the handler's own.
         self._session = self._thread.connect()
         try:
             return work(self._session)
@@ -46,6 +51,8 @@ class UsedSession:
     def end(self) -> None:
         if self.transaction is not None:
             self.transaction.end()
+        if self.autocommit is not None:
+            self.autocommit.end()
 
     def is_cause_of(self, error: BaseException) -> bool:
         """Whether this error is about the session, and not about what the handler did with it."""
@@ -69,6 +76,7 @@ class UsedSession:
 
     @property
     def _is_gone(self) -> bool:
-        if self.transaction is not None and self.transaction.dropped:
+        used = self.transaction or self.autocommit
+        if used is not None and used.dropped:
             return False
         return self._session is None or self._session.closed

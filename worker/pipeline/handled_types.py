@@ -4,6 +4,7 @@ the counters, and how long its runs take. No clock inside."""
 from cmdbus.board.seats import Seat
 from cmdbus.handlers import Handler
 from cmdbus.registry import HandlerRegistry
+from cmdbus.surroundings import Surroundings, surrounded
 from cmdbus.timeouts import Timeouts
 
 #: Seconds of a run below which a type is quick: it is claimed ahead of the threads.
@@ -42,8 +43,17 @@ class RunTimes:
 
 
 class HandledType:
-    def __init__(self, handler: Handler, seat: Seat, timeouts: Timeouts) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        seat: Seat,
+        timeouts: Timeouts,
+        surroundings: Surroundings | None = None,
+    ) -> None:
         self.handler = handler
+        self.surroundings = surroundings
+        #: The handler, within its surroundings if there are any.
+        self.run = handler.run if surroundings is None else surrounded(handler.run, surroundings)
         #: The name of the circuit breaker that it is bound to.
         self.breaker = handler.breaker
         #: Of commands whose sender has set none.
@@ -74,5 +84,5 @@ class HandledTypes:
     def _add(self, domain: str, type: str) -> HandledType:
         handler = self._registry.find(domain, type)
         assert handler is not None, "only types with a handler are claimed"
-        added = HandledType(handler, self._seat, self._timeouts)
+        added = HandledType(handler, self._seat, self._timeouts, self._registry.surroundings)
         return self._types.setdefault((domain, type), added)

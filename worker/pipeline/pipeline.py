@@ -35,6 +35,7 @@ from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.execution import Execution
 from cmdbus.worker.execution.group_execution import GroupExecution
+from cmdbus.worker.execution.surrounded_execution import SurroundedExecution
 from cmdbus.worker.pipeline.batch_transitions import BatchTransitions
 from cmdbus.worker.pipeline.handled_types import QUICK_SECONDS, HandledType, HandledTypes, RunTimes
 from cmdbus.worker.pipeline.in_flight import Entry, InFlight
@@ -196,7 +197,8 @@ class Pipeline:
 
     def _begin(self, thread: WorkerThread, entry: Entry, handled: HandledType) -> Execution:
         claim = entry.claim
-        execution = Execution(claim, handled, thread, self._statements, self._timeouts)
+        kind = Execution if handled.surroundings is None else SurroundedExecution
+        execution = kind(claim, handled, thread, self._statements, self._timeouts)
         self.in_flight.start(entry)
         thread.slot.begin(
             handled.command_type,
@@ -269,8 +271,7 @@ class Pipeline:
             execution.group = claims
             return execution
 
-        assert handled.handler.group is not None
-        group = GroupExecution(handled.handler.group, claims, thread, self._statements, begin)
+        group = GroupExecution(handled, claims, thread, self._statements, begin)
         thread.waited_for_cpu()
         began = time.monotonic()
         try:

@@ -101,7 +101,11 @@ class WorkerThread:
         return self.given_up or self._is_lost(work.claim)
 
     def connect(self) -> Connection:
+        """However long that takes, unless the worker stops."""
         return self.connection.connection(self._stopping)
+
+    def connect_once(self) -> Connection:
+        return self.connection.connection()
 
     def count_denied(self) -> None:
         self.slot.counters.add(Counter.BREAKER_DENIED)

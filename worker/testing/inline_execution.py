@@ -5,12 +5,13 @@ import os
 from cmdbus.testing.savepoints import Savepoint, SavepointTransaction
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.breakers.breakers import Breakers
-from cmdbus.worker.claims.claim import Claim, Connection
+from cmdbus.worker.claims.claim import Claim, Connection, Finished
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import Outcome
 from cmdbus.worker.execution.executing_thread import Handled
 from cmdbus.worker.execution.execution import Execution
 from cmdbus.worker.execution.handler_transaction import HandlerTransaction
+from cmdbus.worker.execution.surrounded_execution import SurroundedExecution
 
 
 class InlineThread:
@@ -29,6 +30,9 @@ class InlineThread:
     def connect(self) -> Connection:
         return self._session
 
+    def connect_once(self) -> Connection:
+        return self._session
+
     def extend(self, work: Execution, seconds: float) -> None:
         work.due += seconds
 
@@ -36,7 +40,7 @@ class InlineThread:
         pass
 
 
-class InlineExecution(Execution):
+class InlineExecution(SurroundedExecution):
     #: What the handler has raised.
     error: BaseException | None = None
 
@@ -57,6 +61,11 @@ class InlineExecution(Execution):
         if self._savepoint is None:
             return super()._begin(session)
         return SavepointTransaction(self._statements, session, self._marker, self._savepoint)
+
+    def _settle(self, finished: Finished) -> tuple[Finished, list[Claim]]:
+        if self._savepoint is not None:
+            self._savepoint.roll_back_if_aborted()
+        return super()._settle(finished)
 
     def _failed(self, error: BaseException) -> Outcome:
         self.error = error

@@ -14,6 +14,12 @@ SET LOCAL cmdbus.transaction = '{marker}';
 SELECT pg_catalog.set_config('statement_timeout', '{statement_ms}', true),
     pg_catalog.set_config('idle_in_transaction_session_timeout', '{idle_ms}', true);
 
+-- name: limit_session
+-- Those of what a handler does outside of its transaction, until the session is reset.
+SELECT pg_catalog.set_config('statement_timeout', '{statement_ms}', false),
+    pg_catalog.set_config('idle_in_transaction_session_timeout', '{idle_ms}', false),
+    pg_catalog.set_config('lock_timeout', '0', false);
+
 -- name: limit_statements
 -- Until the end of the transaction.
 SELECT set_config('statement_timeout', %(limit)s, true);

@@ -1,0 +1,155 @@
+"""An execution whose handler has surroundings, which may use its session in more ways than the
+handler, and may have something to do once its outcome is committed."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextvars import Context as Variables
+from contextvars import copy_context
+from typing import Any
+
+from cmdbus.command import Command
+from cmdbus.command_log import log_about
+from cmdbus.context import Context
+from cmdbus.errors import InvalidOperationError
+from cmdbus.surroundings import AfterSettlement
+from cmdbus.worker.claims.claim import Claim, Connection, Finished
+from cmdbus.worker.claims.outcomes import Outcome
+from cmdbus.worker.claims.settlement import settle_one
+from cmdbus.worker.execution.autocommit_session import AutocommitSession
+from cmdbus.worker.execution.execution import Execution
+from cmdbus.worker.execution.handler_connection import (
+    USED_AFTER_FORK,
+    USED_AFTER_RETURN,
+    HandlerConnection,
+)
+from cmdbus.worker.execution.handler_transaction import HandlerTransaction
+
+logger = logging.getLogger(__name__)
+
+_IN_AUTOCOMMIT = (
+    "context.connection was used by a handler in autocommit mode: it has no transaction that "
+    "commits with its command; use the connection that it is given"
+)
+_IN_TRANSACTION = (
+    "autocommit mode was asked for after context.connection was used: a command has either its "
+    "transaction or autocommit mode"
+)
+
+
+class SurroundedExecution(Execution):
+    """See SurroundedExecution in `cmdbus.surroundings`."""
+
+    _has_failed = False
+    #: What is called once the outcome is committed, with the context variables of its time.
+    _afterwards: Sequence[tuple[Variables, AfterSettlement]] = ()
+    #: They are being called.
+    _is_afterwards = False
+
+    def after_settlement(self, function: AfterSettlement) -> None:
+        with self._while_running("after_settlement()", "call it"):
+            self._afterwards = (*self._afterwards, (copy_context(), function))
+
+    def second_connection(self) -> HandlerConnection:
+        transaction = self.transaction()
+        with self._opening:
+            if self._over:
+                raise InvalidOperationError(USED_AFTER_RETURN)
+            return transaction.second_connection()
+
+    def autocommit(self) -> Connection:
+        if os.getpid() != self._thread.pid:
+            raise InvalidOperationError(USED_AFTER_FORK)
+        with self._opening:
+            if self._over and not self._is_afterwards:
+                raise InvalidOperationError(USED_AFTER_RETURN)
+            used = self._session()
+            if used.transaction is not None:
+                raise InvalidOperationError(_IN_TRANSACTION)
+            if used.autocommit is None:
+                used.autocommit = used.run(self._autocommit)
+            return used.autocommit.connection
+
+    def extend(self, seconds: float) -> None:
+        super().extend(seconds)
+        with self._opening:
+            used = self._used_session
+            if used is not None and used.autocommit is not None:
+                used.autocommit.limit(**self._limits())
+
+    def handle_within(
+        self, first: Execution, handle: Callable[[Command], object], command: Command
+    ) -> None:
+        """Calls `handle` instead of the handler, in the transaction of the first one of a group."""
+        self._used_session = first._used_session
+        context = Context(command, self, self.claim.attempts + 1, self.max_attempts)
+        surroundings = self._handled.surroundings
+        assert surroundings is not None
+
+        def run() -> None:
+            with surroundings(command, context):
+                handle(command)
+
+        copy_context().run(run)
+
+    def call_afterwards(self, outcome: Outcome, error: BaseException | None = None) -> None:
+        """What waits for this outcome to be committed."""
+        if not self._afterwards:
+            return
+        self._used_session, self._over, self._is_afterwards = None, True, True
+        try:
+            for variables, function in self._afterwards:
+                self._call(variables, function, outcome, error)
+        finally:
+            with self._opening:
+                self._is_afterwards = False
+            used: Any = self._used_session
+            if used is not None:
+                used.end()
+
+    def _call(self, variables: Variables, function: AfterSettlement, *ended: Any) -> None:
+        try:
+            variables.run(function, *ended)
+        except BaseException:
+            message = "what follows the command's settlement failed: the command stays as it is"
+            log_about(logger, logging.ERROR, self.claim.log_fields, message, exc_info=True)
+
+    def _autocommit(self, session: Connection) -> AutocommitSession:
+        return AutocommitSession(self._statements, session, **self._limits())
+
+    def _begin(self, session: Connection) -> HandlerTransaction:
+        if self._used_session is not None and self._used_session.autocommit is not None:
+            raise InvalidOperationError(_IN_AUTOCOMMIT)
+        return super()._begin(session)
+
+    def _execute(self, data: Any) -> Outcome | None:
+        outcome = super()._execute(data)
+        if self._has_failed or not self._afterwards:
+            return outcome
+        if self.committed is not None:
+            self.call_afterwards(self.committed.outcome)
+            return None
+        return None if outcome is None else self._settled(outcome)
+
+    def _reported(self, error: BaseException) -> Outcome | None:
+        self._has_failed = True
+        outcome = super()._reported(error)
+        if outcome is None or not self._afterwards or self.was_kept or not outcome.charged:
+            return outcome  # Nothing has ended: it runs again.
+        return self._settled(outcome, error)
+
+    def _settled(self, outcome: Outcome, error: BaseException | None = None) -> Outcome | None:
+        """Settles it now. Returns it if that fails: then it is settled as any other, later."""
+        try:
+            settled, lost = self._settle(self._finished(outcome))
+        except Exception as failure:
+            message = "a command's outcome is settled later, and nothing follows that: %r"
+            log_about(logger, logging.WARNING, self.claim.log_fields, message, failure)
+            return outcome
+        if not lost:
+            self.committed = settled
+            self.call_afterwards(settled.outcome, error)
+        return None
+
+    def _settle(self, finished: Finished) -> tuple[Finished, list[Claim]]:
+        return settle_one(self._statements, self._thread.connect_once(), finished)
