@@ -61,7 +61,7 @@ FLOOR_PLAN |= {
     "cmdbus.worker.boot": [
         *[*COMMON, CLAIMS, PROBES, "cmdbus.worker", STEWARD],
     ],
-    "cmdbus.django": [*COMMON, CLAIMS, EXECUTION],
+    "cmdbus.django": [*COMMON, CLAIMS, EXECUTION, "cmdbus.worker.boot"],
     "cmdbus.django.management": [],
     "cmdbus.django.management.commands": ["cmdbus.django"],
     "cmdbus.testing": [

@@ -12,6 +12,8 @@ class CmdbusConfig(AppConfig):
     verbose_name = "cmdbus"
 
     def ready(self) -> None:
+        from cmdbus.django.checks import register_checks
         from cmdbus.django.installing import after_migrate
 
+        register_checks()
         post_migrate.connect(after_migrate, sender=self)
