@@ -113,6 +113,7 @@ class _Annotation:
     def check(self, hint: Any) -> None:
         if (
             isinstance(hint, type)
+            and hint is not Any  # which is a class since Python 3.11
             and not issubclass(Command, hint)
             and not getattr(hint, "_is_protocol", False)
         ):
