@@ -50,15 +50,17 @@ def encode(
     what: str = "data",
     max_bytes: int = MAX_BYTES,
     encoder: Encoder | None = None,
+    read_again: bool = True,
 ) -> str:
     """`value` as JSON text; a ValueError names the defect, and its place in `what`. `encoder` gives
-    the forms of values that have none in cmdbus."""
+    the forms of values that have none in cmdbus. `read_again`: a model must be one that its own
+    type reads."""
     try:
         if isinstance(value, _CONTAINERS):
             _check_keys_and_depth(value, MAX_DEPTH)
         text = "".join(_to_parts(value, 0))
     except (ValueError, TypeError, RecursionError):
-        value = _plain(value, what, encoder)
+        value = _plain(value, what, encoder, read_again)
         text = "".join(_to_parts(value, 0))
     size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     if size > max_bytes:
@@ -100,10 +102,10 @@ _decoder = json.JSONDecoder(parse_float=_finite)
 _scan_once: Callable[[str, int], tuple[object, int]] = _decoder.scan_once  # type: ignore[attr-defined]  # missing in the stubs
 
 
-def _plain(value: object, what: str, encoder: Encoder | None) -> object:
+def _plain(value: object, what: str, encoder: Encoder | None, read_again: bool) -> object:
     """As the encoder takes it; a ValueError names the first defect."""
     try:
-        form = plain(value, encoder, room=MAX_DEPTH)
+        form = plain(value, encoder, room=MAX_DEPTH, read_again=read_again)
     except (TooDeepError, RecursionError):
         raise ValueError(f"{what} {_TOO_DEEP}") from None
     except ValueError as error:

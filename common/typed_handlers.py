@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from cmdbus.callables import name_of, signature_of
 from cmdbus.command import Command, set_payload
-from cmdbus.errors import PayloadInvalidError
+from cmdbus.errors import CmdbusError, PayloadInvalidError
 from cmdbus.payloads.mismatch import Mismatch, Reader, UnreadableTypeError
 from cmdbus.payloads.readers import reader_of
 
@@ -31,7 +31,7 @@ class TypedHandler:
         if self._read is not None:
             return
         try:
-            self._read = reader_of(self._annotation.payload_type())
+            self._read = payload_reader(self._annotation.payload_type())
         except UnreadableTypeError as error:
             raise ValueError(f"{self._annotation.what}: {error}") from None
 
@@ -45,6 +45,11 @@ class TypedHandler:
             raise PayloadInvalidError(_reason(error)) from error.__cause__
         set_payload(command, payload)
         return self._run(command, context)
+
+
+def payload_reader(kind: Any) -> Reader:
+    """What a model raises by name of cmdbus is the command's outcome."""
+    return reader_of(kind, (CmdbusError,))
 
 
 def typed(function: _Function, run: _Function, what: str) -> _Function:

@@ -9,7 +9,7 @@ from dataclasses import InitVar, asdict, dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Literal, Optional, TypedDict
+from typing import Any, Generic, Literal, Optional, TypedDict
 from uuid import UUID, uuid4
 
 import pydantic
@@ -36,6 +36,27 @@ class Debit:
 class Transfer:
     lines: list[Debit]
     method: Card | Account | str = "cash"
+
+
+@dataclass
+class Upset:
+    """Its constructor fails in ways that its author did not think of."""
+
+    by: str
+
+    def __post_init__(self) -> None:
+        raise {"a type": TypeError("unsupported"), "a key": KeyError("x")}.get(
+            self.by, MemoryError()
+        )
+
+
+class UpsetToo(pydantic.BaseModel):
+    by: str
+
+    @pydantic.field_validator("by")
+    @classmethod
+    def divide(cls, by: str) -> str:
+        return by * (1 // len(by))
 
 
 class Line(pydantic.BaseModel):
@@ -143,6 +164,9 @@ def test_an_encoder_gives_the_forms_of_other_types_and_only_of_these() -> None:
         (Debit, {"amount": True}, "data.amount must be a whole number, and is true"),
         (Debit, {"amount": 5.0}, "must be a whole number, and is a number with a decimal point"),
         (Debit, {"amount": -1}, "data is not valid for Debit: amount is negative"),
+        (list[Upset], [{"by": "a type"}], "data[0] is not valid for Upset: TypeError: unsupported"),
+        (Upset, {"by": "a key"}, "data is not valid for Upset: KeyError: 'x'"),
+        (UpsetToo, {"by": ""}, "data is not valid for UpsetToo: ZeroDivisionError: "),
         (Debit, {"amount": 1, "note": 3}, "data.note must be text, and is a number"),
         (Transfer, {"lines": [{"amount": 1}, {"amount": None}]},
          "data.lines[1].amount must be a whole number, and is null"),
@@ -166,6 +190,8 @@ def test_an_encoder_gives_the_forms_of_other_types_and_only_of_these() -> None:
         (Rights, 8, "data must be a combination of Rights's members"),
         (Literal[1], True, "data must be 1"),
         (tuple[int, str], [1], "data must be a list of 2, and has 1"),
+        (tuple[int, *tuple[str, ...]], [], "data must be a list of 1 or more, and has 0"),
+        (tuple[int, *tuple[str, ...]], [1, "a", 2], "data[2] must be text, and is a number"),
         (Line, {"theAmount": "x", "when": "2026-01-02T00:00:00"}, "data.theAmount does not fit: "),
         (Page[Line], {"items": [{"amount": "1"}]}, "data.items[0].theAmount does not fit: "),
     ],
@@ -243,6 +269,45 @@ def test_types_that_cannot_be_read_are_refused_before_there_is_data(
 ) -> None:
     with pytest.raises(UnreadableTypeError, match=sentence):
         reader_of(kind)
+
+
+@dataclass(frozen=True)
+class Named(Page[int], Generic[T]):
+    of: T
+
+
+class Numbers(Named[str]):
+    pass
+
+
+class Box(TypedDict, Generic[T]):
+    inside: T
+
+
+class TextBox(Box[str]):
+    lid: int
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "value"),
+    [
+        (Named[str], {"items": [1], "of": "x"}, Named([1], "x")),
+        (Numbers, {"items": [1], "of": "x"}, Numbers([1], "x")),
+        (TextBox, {"inside": "x", "lid": 1}, {"inside": "x", "lid": 1}),
+        (tuple[int, *tuple[str, ...]], [1, "a", "b"], (1, "a", "b")),
+        (tuple[int, *tuple[date, ...], str], [1, "2026-01-02", "b"], (1, date(2026, 1, 2), "b")),
+        (tuple[int, *tuple[str, bool]], [1, "a", True], (1, "a", True)),
+    ],
+)
+def test_bases_and_unpacked_tuples_have_their_own_types(kind: Any, data: Any, value: Any) -> None:
+    assert read(kind, data) == value
+    with pytest.raises(Mismatch):
+        read(kind, {**data, "items": ["x"], "inside": 5} if isinstance(data, dict) else [*data, 5])
+
+
+def test_a_process_without_memory_has_not_found_that_data_does_not_fit() -> None:
+    with pytest.raises(MemoryError):
+        read(Upset, {"by": "memory"})
 
 
 def test_a_type_may_contain_itself_and_one_that_does_not_exist_is_a_name_error() -> None:

@@ -32,6 +32,20 @@ def fixed_tuple_reader(of_items: Sequence[Reader]) -> Reader:
     return read
 
 
+def open_tuple_reader(first: list[Reader], of_item: Reader, last: list[Reader]) -> Reader:
+    """Reads tuples of any length that begin and end with items of other types."""
+    least = len(first) + len(last)
+
+    def read(data: Any) -> tuple[Any, ...]:
+        if type(data) is not list:
+            raise expected(f"a list of {least} or more", data)
+        if len(data) < least:
+            raise Mismatch(f"must be a list of {least} or more, and has {len(data)}")
+        return tuple(_items(data, [*first, *[of_item] * (len(data) - least), *last]))
+
+    return read
+
+
 def dict_reader(of_key: Reader, of_item: Reader) -> Reader:
     def read(data: Any) -> dict[Any, Any]:
         if type(data) is not dict:

@@ -6,7 +6,7 @@
     bytes                   base64
     Enum                    the form of its value
     dataclass               an object of the fields that its constructor takes
-    pydantic model          as it dumps itself, under its aliases
+    pydantic model          as it dumps itself, under names by which it validates
 
 All other values stay as they are, and are refused if they are not JSON. Pure.
 """
@@ -35,27 +35,31 @@ class TooDeepError(ValueError):
     """The value is nested too deeply: it may contain itself."""
 
 
-def plain(value: Any, encoder: Encoder | None = None, *, room: int) -> Any:
+def plain(value: Any, encoder: Encoder | None = None, *, room: int, read_again: bool = True) -> Any:
     """The value with the forms of all values in it that JSON lacks; what has none stays as it is.
-    A TooDeepError if containers are nested deeper than `room` levels."""
+    A TooDeepError if containers are nested deeper than `room` levels. `read_again`: see `dump`."""
     if type(value) in _PLAIN:
         return value
+
+    def inside(item: Any) -> Any:
+        return plain(item, encoder, room=room - 1, read_again=read_again)
+
     if isinstance(value, dict | list | tuple):
         if room == 0:
             raise TooDeepError
         if isinstance(value, dict):
-            return {key: plain(item, encoder, room=room - 1) for key, item in value.items()}
-        return [plain(item, encoder, room=room - 1) for item in value]
-    form = form_of(value)
+            return {key: inside(item) for key, item in value.items()}
+        return [inside(item) for item in value]
+    form = form_of(value, read_again)
     if form is value and encoder is not None:
         try:
             form = encoder(value)
         except TypeError:
             return value
-    return value if form is value else plain(form, encoder, room=room)
+    return value if form is value else plain(form, encoder, room=room, read_again=read_again)
 
 
-def form_of(value: Any) -> Any:
+def form_of(value: Any, read_again: bool = True) -> Any:
     """The form of this value, in which values may need one, too; itself if it has none."""
     match value:
         case Enum():
@@ -72,7 +76,7 @@ def form_of(value: Any) -> Any:
             return b64encode(value).decode()
     kind = type(value)
     if is_pydantic(kind):
-        return dump(value)
+        return dump(value, read_again)
     if is_dataclass(kind):
         return {field.name: getattr(value, field.name) for field in fields(value) if field.init}
     return value

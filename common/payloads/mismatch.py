@@ -5,6 +5,8 @@ from typing import Any
 
 #: Reads a value from data that was decoded from JSON, or raises a Mismatch.
 Reader = Callable[[Any], Any]
+#: Errors by which a model says what becomes of its command: readers let them out.
+Outcomes = tuple[type[Exception], ...]
 
 
 class Mismatch(Exception):  # it is a finding about the data
@@ -37,6 +39,16 @@ class UnreadableTypeError(ValueError):
 def expected(what: str, data: object) -> Mismatch:
     """Without the value: it may be confidential."""
     return Mismatch(f"must be {what}, and is {kind_of(data)}")
+
+
+def refused(model: str, error: Exception) -> Mismatch:
+    """By the constructor of a model, whatever that raises; but a process without memory has not
+    looked at the data."""
+    if isinstance(error, MemoryError):
+        raise error
+    is_plain = isinstance(error, ValueError | AssertionError)
+    name = "" if is_plain else f"{type(error).__name__}: "
+    return Mismatch(f"is not valid for {model}: {name}{error}")
 
 
 def kind_of(data: object) -> str:

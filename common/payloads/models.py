@@ -16,7 +16,14 @@ from typing import (
 )
 from typing import is_typeddict as is_typed_dict
 
-from cmdbus.payloads.mismatch import Mismatch, Reader, UnreadableTypeError, expected
+from cmdbus.payloads.mismatch import (
+    Mismatch,
+    Outcomes,
+    Reader,
+    UnreadableTypeError,
+    expected,
+    refused,
+)
 
 
 class Field(NamedTuple):
@@ -45,7 +52,7 @@ def model_of(kind: Any) -> Model | None:
     return None
 
 
-def model_reader(model: Model, readers: dict[str, Reader]) -> Reader:
+def model_reader(model: Model, readers: dict[str, Reader], outcomes: Outcomes = ()) -> Reader:
     """`readers` by the fields' names."""
     steps = [(field.name, readers[field.name], field.is_required) for field in model.fields]
     make = model.make
@@ -64,8 +71,10 @@ def model_reader(model: Model, readers: dict[str, Reader]) -> Reader:
                 raise Mismatch("is missing", name)
         try:
             return make(**values)
-        except (ValueError, AssertionError) as error:
-            raise Mismatch(f"is not valid for {model.name}: {error}") from error
+        except outcomes:
+            raise
+        except Exception as error:
+            raise refused(model.name, error) from error
 
     return read
 
@@ -107,10 +116,31 @@ def _typed_dict_fields(kind: Any, origin: Any) -> list[Field]:
 
 
 def _hints(kind: Any, origin: Any) -> dict[str, Any]:
-    """With the types that `kind` is generic for, as in Page[Debit]."""
-    bound = dict(zip(getattr(origin, "__parameters__", ()), get_args(kind), strict=False))
+    """With the types that `kind`, or a base of it, is generic for, as in Page[Debit]."""
+    bound = _bound(kind)
     hints = get_type_hints(origin, localns={origin.__name__: origin}, include_extras=True)
-    return {name: _substituted(hint, bound) for name, hint in hints.items()}
+    return {name: _substituted(hint, bound.get(name, {})) for name, hint in hints.items()}
+
+
+def _bound(kind: Any) -> dict[str, dict[Any, Any]]:
+    """What stands for type variables, by the fields: a base may have other ones for its own."""
+    origin = get_origin(kind) or kind
+    names = _declared(origin)
+    own = dict(zip(getattr(origin, "__parameters__", ()), get_args(kind), strict=False))
+    bound = dict.fromkeys(names, own)
+    bases = vars(origin).get("__orig_bases__") or getattr(origin, "__bases__", ())
+    for base in reversed(bases):
+        inherited = _declared(get_origin(base) or base)
+        of_base = _bound(_substituted(base, own)) if inherited else {}
+        bound |= {name: of_base[name] for name in of_base if inherited[name] is names[name]}
+    return bound
+
+
+def _declared(origin: Any) -> dict[str, Any]:
+    """The fields of a model with their declarations, those that it inherits included."""
+    if is_typed_dict(origin):
+        return dict.fromkeys(origin.__annotations__)
+    return getattr(origin, "__dataclass_fields__", {})
 
 
 def _substituted(hint: Any, bound: dict[Any, Any]) -> Any:

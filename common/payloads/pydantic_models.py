@@ -2,10 +2,15 @@
 uses it. Pure."""
 
 import json
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
-from cmdbus.payloads.mismatch import Mismatch, Reader
+from cmdbus.payloads.mismatch import Mismatch, Outcomes, Reader, UnreadableTypeError, refused
+from cmdbus.payloads.pydantic_forms import HIDDEN, Form, form_of_model, hidden_in
+
+#: Earlier ones dump what they compute, and name no errors without their values.
+_OLDEST = (2, 4)
+_AS_IT_IS = Form(by_alias=True, may_hide=False)
 
 
 def is_pydantic(kind: type) -> bool:
@@ -13,25 +18,40 @@ def is_pydantic(kind: type) -> bool:
     return hasattr(kind, "__pydantic_validator__")
 
 
-def dump(value: Any) -> Any:
-    """Under the names by which it validates, and without what it computes."""
+def dump(value: Any, read_again: bool) -> Any:
+    """Without what it computes, under its aliases. If its own type is to read that again: under
+    names that this reads, and a ValueError if it cannot."""
     kind: Any = type(value)
-    return _adapter(kind).dump_python(value, mode="json", by_alias=True, round_trip=True)
+    form = _form(kind) if read_again else _AS_IT_IS
+    dumped = _adapter(kind).dump_python(value, mode="json", by_alias=form.by_alias, round_trip=True)
+    if form.may_hide and (where := hidden_in(dumped)) is not None:
+        raise ValueError(f"{kind.__name__}{where} {HIDDEN}")
+    return dumped
 
 
-def pydantic_reader(kind: type) -> Reader:
+def check_dumped(kind: Any) -> None:
+    """A ValueError if this type does not read what is dumped of its values; a NameError if a type
+    that it names does not exist yet."""
+    if isinstance(kind, type) and is_pydantic(kind):
+        _complete(kind)
+        _form(kind)
+
+
+def pydantic_reader(kind: type, outcomes: Outcomes) -> Reader:
     """A NameError if a type that the model names does not exist yet."""
-    from pydantic import ValidationError
-
     _complete(kind)
-    adapter = _adapter(kind)
+    adapter, invalid = _adapter(kind), _pydantic().ValidationError
 
     def read(data: Any) -> Any:
         try:
             # By the rules for JSON, in which strict models take text for times and numbers.
             return adapter.validate_json(json.dumps(data))
-        except ValidationError as error:
+        except invalid as error:
             raise _mismatch(error) from None
+        except outcomes:
+            raise
+        except Exception as error:
+            raise refused(kind.__name__, error) from error
 
     return read
 
@@ -39,23 +59,41 @@ def pydantic_reader(kind: type) -> Reader:
 def _complete(kind: Any) -> None:
     if kind.__pydantic_complete__:
         return
-    from pydantic import PydanticUndefinedAnnotation
-    from pydantic.dataclasses import is_pydantic_dataclass, rebuild_dataclass
-
+    pydantic = _pydantic()
     try:
-        if is_pydantic_dataclass(kind):
-            rebuild_dataclass(kind)
+        if pydantic.dataclasses.is_pydantic_dataclass(kind):
+            pydantic.dataclasses.rebuild_dataclass(kind)
         else:
             kind.model_rebuild()
-    except PydanticUndefinedAnnotation as error:
+    except pydantic.PydanticUndefinedAnnotation as error:
         raise NameError(f"name {error.name!r} is not defined", name=error.name) from None
 
 
 @lru_cache(maxsize=1024)
 def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter
+    return _pydantic().TypeAdapter(kind)
 
-    return TypeAdapter(kind)
+
+@lru_cache(maxsize=1024)
+def _form(kind: Any) -> Form:
+    return form_of_model(kind)
+
+
+@cache
+def _pydantic() -> Any:
+    import pydantic
+
+    check_version(pydantic.VERSION)
+    return pydantic
+
+
+def check_version(version: str) -> None:
+    if tuple(map(int, version.split(".")[:2])) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise UnreadableTypeError(
+            f"pydantic {version} is installed, and cmdbus takes models of {oldest} or later: "
+            f"pip install -U pydantic"
+        )
 
 
 def _mismatch(error: Any) -> Mismatch:

@@ -12,6 +12,7 @@ from typing import (
     Required,
     TypeVar,
     Union,
+    Unpack,
     get_args,
     get_origin,
 )
@@ -24,8 +25,14 @@ from cmdbus.payloads.choices import (
     tagged_reader,
     union_reader,
 )
-from cmdbus.payloads.containers import dict_reader, fixed_tuple_reader, list_reader, tuple_reader
-from cmdbus.payloads.mismatch import Reader, UnreadableTypeError
+from cmdbus.payloads.containers import (
+    dict_reader,
+    fixed_tuple_reader,
+    list_reader,
+    open_tuple_reader,
+    tuple_reader,
+)
+from cmdbus.payloads.mismatch import Outcomes, Reader, UnreadableTypeError
 from cmdbus.payloads.models import Model, model_of, model_reader
 from cmdbus.payloads.pydantic_models import is_pydantic, pydantic_reader
 from cmdbus.payloads.scalars import SCALARS, as_is
@@ -36,10 +43,11 @@ _DICTS = (dict, abc.Mapping, abc.MutableMapping)
 _BARE_TUPLE: Any = typing.Tuple  # noqa: UP006
 
 
-def reader_of(kind: Any) -> Reader:
+def reader_of(kind: Any, outcomes: Outcomes = ()) -> Reader:
     """Reads a value of this type from what was decoded from JSON. An UnreadableTypeError if that is
-    not possible; a NameError while a type that it names does not exist."""
-    return _Readers().of(kind)
+    not possible; a NameError while a type that it names does not exist. Of what models raise for
+    their fields, `outcomes` are let out; anything else means that the data does not fit."""
+    return _Readers(outcomes).of(kind)
 
 
 def name_of(kind: Any) -> str:
@@ -47,7 +55,8 @@ def name_of(kind: Any) -> str:
 
 
 class _Readers:
-    def __init__(self) -> None:
+    def __init__(self, outcomes: Outcomes) -> None:
+        self._outcomes = outcomes
         #: Readers of models by their types; that of a model which contains itself also while it is
         #: being made.
         self._models: dict[Any, Reader] = {}
@@ -74,7 +83,7 @@ class _Readers:
         if isinstance(kind, type) and issubclass(kind, Enum):
             return enum_reader(kind)
         if is_pydantic(kind):
-            return pydantic_reader(kind)
+            return pydantic_reader(kind, self._outcomes)
         if kind in self._models:
             return lambda data: self._models[kind](data)
         model = model_of(kind)
@@ -90,13 +99,26 @@ class _Readers:
                 readers[field.name] = self.of(field.kind)
             except UnreadableTypeError as error:
                 raise UnreadableTypeError(f"{model.name}.{field.name}: {error}") from None
-        self._models[kind] = model_reader(model, readers)
+        self._models[kind] = model_reader(model, readers, self._outcomes)
         return self._models[kind]
 
     def _tuple(self, args: tuple[Any, ...]) -> Reader:
         if len(args) == 2 and args[1] is Ellipsis:
             return tuple_reader(self.of(args[0]))
-        return fixed_tuple_reader([self.of(each) for each in args])
+        unpacked = [*map(_unpacked, args)]
+        for index, inside in enumerate(unpacked):
+            if inside is not None and len(inside) == 2 and inside[1] is Ellipsis:
+                first, last = self._items(args[:index]), self._items(args[index + 1 :])
+                return open_tuple_reader(first, self.of(inside[0]), last)
+        return fixed_tuple_reader(self._items(args))
+
+    def _items(self, args: tuple[Any, ...]) -> list[Reader]:
+        """Of a tuple, in which others may be unpacked."""
+        found = []
+        for each in args:
+            inside = _unpacked(each)
+            found += [self.of(each)] if inside is None else self._items(inside)
+        return found
 
     def _key(self, kind: Any, whole: Any) -> Reader:
         bare = _bare(kind)
@@ -174,6 +196,15 @@ def _bare(kind: Any) -> Any:
             kind = kind.__value__
         else:
             return kind
+
+
+def _unpacked(kind: Any) -> tuple[Any, ...] | None:
+    """The items of `*tuple[...]`; None for anything else."""
+    if get_origin(kind) is Unpack:
+        kind = get_args(kind)[0]
+    elif not getattr(kind, "__unpacked__", False):
+        return None
+    return get_args(kind)
 
 
 def _is_object(kind: Any) -> bool:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cmdbus.checks import check_name, check_whole, shown
 from cmdbus.data import Undecodable, decode
 from cmdbus.errors import PermanentCommandError
-from cmdbus.payloads.mismatch import Mismatch, UnreadableTypeError
+from cmdbus.payloads.mismatch import Mismatch
+from cmdbus.payloads.pydantic_models import check_dumped
 from cmdbus.payloads.readers import name_of
 from cmdbus.processes.states import class_of, state_reader
 
@@ -47,7 +48,8 @@ def check_states(manager: "ProcessManager[Any]") -> None:
 def _check_state_type(manager: "ProcessManager[Any]") -> None:
     try:
         state_reader(manager.state_type)
-    except UnreadableTypeError as error:
+        check_dumped(manager.state_type)
+    except ValueError as error:
         name = type(manager).__name__
         raise ValueError(f"{name} cannot read its states again: {error}") from None
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from cmdbus.checks import check_name, check_options, shown
 from cmdbus.integrations.callers_connection import CallersConnection
-from cmdbus.payloads.mismatch import UnreadableTypeError
+from cmdbus.payloads.pydantic_models import check_dumped
 from cmdbus.payloads.readers import reader_of
 from cmdbus.producer.requests import SendRequest
 
@@ -103,5 +103,6 @@ def check_model(what: str, model: object) -> None:
     with suppress(NameError):
         try:
             reader_of(model)
-        except UnreadableTypeError as error:
+            check_dumped(model)
+        except ValueError as error:
             raise ValueError(f"{what}: {error}") from None

@@ -68,7 +68,7 @@ def completed(result: object, encoder: Encoder | None = None) -> Outcome:
     """Raises a ValueError if the result cannot be stored."""
     if result is None:
         return _NOTHING
-    text = encode(result, what="result", encoder=encoder)
+    text = encode(result, what="result", encoder=encoder, read_again=False)
     return Outcome(kind=OutcomeKind.COMPLETED, result=text)
 
 
@@ -242,7 +242,13 @@ def _details(
     kept: dict[str, object] = {"reason": reason}
     if details is not None:
         try:
-            encode(details, what="details", max_bytes=MAX_DETAILS, encoder=encoder)
+            encode(
+                details,
+                what="details",
+                max_bytes=MAX_DETAILS,
+                encoder=encoder,
+                read_again=False,
+            )
             kept["details"] = details
         except ValueError as error:
             kept["details"] = f"(not kept: {error})"
@@ -250,4 +256,4 @@ def _details(
         kept["exception"] = _text(exception, MAX_CLASS_PATH)
         # The end shows where it happened.
         kept["traceback"] = _text(traceback[-MAX_TRACEBACK:], MAX_TRACEBACK)
-    return encode(kept, encoder=encoder)
+    return encode(kept, encoder=encoder, read_again=False)

@@ -17,10 +17,10 @@ from cmdbus.integrations.callers_connection import CallersConnection, session_of
 from cmdbus.payloads.forms import Encoder
 from cmdbus.payloads.models import model_of
 from cmdbus.payloads.pydantic_models import is_pydantic
-from cmdbus.payloads.readers import reader_of
 from cmdbus.priorities import PRIORITIES, check_priority
 from cmdbus.producer.requests import SendRequest
 from cmdbus.timeouts import Timeouts
+from cmdbus.typed_handlers import payload_reader
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.execution.handler_connection import handler_connection
 
@@ -54,7 +54,7 @@ def make_command(
         correlation_id=correlation_id or command_id,
         reply_to=reply_to,
         created_at=datetime.now(UTC),
-        payload=decoded if kind is None else reader_of(kind)(decoded),
+        payload=decoded if kind is None else payload_reader(kind)(decoded),
     )
 
 
