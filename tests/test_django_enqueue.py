@@ -4,17 +4,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import OperationalError, close_old_connections, connection, transaction
 from django.test.utils import override_settings
 from django_support import database_of, set_up
-from queries import rows
+from queries import rows, scalar
+from roles import role
 from wire import Wire
 
-from cmdbus import CommandBus, DuplicateCommandError, QueueFullError, SchemaError
+from cmdbus import (
+    CommandBus,
+    DuplicateCommandError,
+    QueueFullError,
+    SchemaError,
+)
+from cmdbus.errors import MissingRightError
 
 set_up()
 
@@ -162,6 +170,41 @@ def test_a_full_queue_leaves_the_transaction_as_it_was(django_dsn: str) -> None:
         charge.enqueue(3)
     assert [data["args"] for *_, data in sent(django_dsn)] == [[1], [3]]
     assert len(results) == 2
+
+
+def test_a_task_whose_type_is_limited_is_sent_and_read(django_dsn: str) -> None:
+    with CommandBus(django_dsn) as bus:
+        bus.limits.set("mail", confirm.module_path, concurrency=1, operator="Ann")
+    result = confirm.enqueue(1)
+    assert rows(django_dsn, "SELECT count(*) FROM cmdbus.limited") == [(1,)]
+    assert confirm.get_result(result.id) == result
+
+
+def test_a_dead_connection_is_djangos_error_and_its_next_request_gets_another_one(
+    django_dsn: str,
+) -> None:
+    for use in (lambda: confirm.enqueue(1), lambda: confirm.get_result(str(uuid4()))):
+        connection.ensure_connection()
+        pid = connection.connection.info.backend_pid
+        rows(django_dsn, "SELECT pg_terminate_backend(%s, 5000)", pid)
+        with pytest.raises(OperationalError):
+            use()
+        close_old_connections()
+    assert confirm.get_result(confirm.enqueue(2).id).args == [2]
+    assert len(sent(django_dsn)) == 1
+
+
+def test_a_producer_may_send_tasks_and_not_read_them(django_dsn: str) -> None:
+    with role(django_dsn, "producer") as producer:
+        name = scalar(producer, "SELECT current_user")
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET ROLE {name}")
+        result = confirm.enqueue(1)
+        assert result.enqueued_at is not None
+        with pytest.raises(MissingRightError, match=f"cmdbus init --operator {name}"):
+            confirm.get_result(result.id)
+        connection.close()
+    assert confirm.get_result(result.id) == result
 
 
 def test_a_receivers_error_changes_nothing(

@@ -86,7 +86,8 @@ def test_the_options_of_a_task_are_those_of_settings_then_its_own_then_the_backe
         ({"OPTIONS": []}, "OPTIONS must be a dict, not []"),
         ({"QUEUES": []}, "QUEUES is empty, which elsewhere means any: workers must know which"),
         ({"QUEUES": "mail"}, "QUEUES must be a list of names, not 'mail'"),
-        ({"QUEUES": 7}, "QUEUES must be a list of names, not 7"),
+        ({"QUEUES": None}, "QUEUES must be a list of names, not None"),
+        ({"QUEUES": [["mail"]]}, "each of QUEUES must be a letter and up to 99 more of"),
         ({"QUEUES": ["low prio"]}, "each of QUEUES must be a letter and up to 99 more of"),
     ],
 )
@@ -178,6 +179,7 @@ def test_a_path_that_cannot_be_a_type_is_refused(
         ({"timeout": float("nan")}, "timeout must be more than 0 seconds and finite, not nan"),
         ({"atomic": "no"}, "atomic must be True or False, not 'no'"),
         ({"priority": "high"}, "priority must be a whole number, not 'high'"),
+        ({"priority": float("nan")}, "priority must be a whole number, not nan"),
         ({"priority": 101}, "priority must be a whole number between -100 and 100"),
         ({"queue_name": "other"}, "Queue 'other' is not valid for backend"),
         ({"takes_context": True}, "does not have a first argument of 'context'"),

@@ -4,6 +4,7 @@ Workers are the other half."""
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from math import isnan
 from typing import Any
 
 from cmdbus.checks import check_id, check_name, shown
@@ -22,7 +23,7 @@ from cmdbus.django.frameworks import (
     task_backends,
     task_enqueued,
 )
-from cmdbus.django.options import BackendOptions, backend_options, options_of
+from cmdbus.django.options import BackendOptions, backend_options, options_of, queues_of
 from cmdbus.django.results import result_of
 from cmdbus.django.task import CommandTask
 from cmdbus.django.task_commands import TaskCommands, task_commands
@@ -44,9 +45,11 @@ class CommandBusBackend(BaseTaskBackend):
     def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
         """Wrong params are reported by `check`, and by the first use."""
         self.params = params
-        queues = params.get("QUEUES")
-        is_set = queues is None or isinstance(queues, Iterable)
-        super().__init__(alias, dict(params) if is_set else {**params, "QUEUES": ()})
+        try:
+            queues = queues_of(params)
+        except ValueError:
+            queues = ()
+        super().__init__(alias, {**params, "QUEUES": queues})
 
     @cached_property
     def configured(self) -> BackendOptions:
@@ -74,7 +77,7 @@ class CommandBusBackend(BaseTaskBackend):
     def validate_task(self, task: Any) -> None:
         """At the decorator, and whenever it is enqueued."""
         priority, run_after = task.priority, task.run_after
-        if isinstance(priority, bool) or not isinstance(priority, int | float):
+        if isinstance(priority, bool) or not isinstance(priority, int | float) or isnan(priority):
             raise InvalidTask(f"priority must be a whole number, not {shown(priority)}")
         if run_after is not None and not isinstance(run_after, datetime):
             raise InvalidTask(f"run_after must be a datetime, not {shown(run_after)}")

@@ -84,7 +84,7 @@ def backend_options(params: Mapping[str, Any]) -> BackendOptions:
     names = [*_OPTIONS, *_CHECKS]
     _check_known("OPTIONS has", options, names)
     return BackendOptions(
-        queues=_queues(params.get("QUEUES", ["default"])),
+        queues=queues_of(params),
         defaults=TaskOptions(
             **_task_options("", {name: options[name] for name in _CHECKS if name in options})
         ),
@@ -92,7 +92,8 @@ def backend_options(params: Mapping[str, Any]) -> BackendOptions:
     )
 
 
-def _queues(queues: Any) -> tuple[str, ...]:
+def queues_of(params: Mapping[str, Any]) -> tuple[str, ...]:
+    queues = params.get("QUEUES", ["default"])
     if isinstance(queues, str) or not isinstance(queues, Sequence | set | frozenset):
         raise ValueError(f"QUEUES must be a list of names, not {shown(queues)}")
     if not queues:

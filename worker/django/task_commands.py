@@ -42,16 +42,18 @@ class TaskCommands:
 
     @contextmanager
     def _session(self, needs: str) -> Iterator[Connection]:
+        """Its errors are Django's, which notices that way that a connection is dead."""
         wrapper = connections[self._using]
         wrapper.validate_no_broken_transaction()
         wrapper.ensure_connection()
         session = wrapper.connection
-        try:
-            yield session
-        except InsufficientPrivilege as error:
-            raise missing_right(self._store, session, error, needs) from None
-        except NOT_INSTALLED as error:
-            raise not_installed(self._store.schema, session, error) from None
+        with wrapper.wrap_database_errors:
+            try:
+                yield session
+            except InsufficientPrivilege as error:
+                raise missing_right(self._store, session, error, needs) from None
+            except NOT_INSTALLED as error:
+                raise not_installed(self._store.schema, session, error) from None
 
 
 @lru_cache(maxsize=16)
