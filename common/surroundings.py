@@ -21,6 +21,10 @@ AfterSettlement = Callable[[Any, BaseException | None], object]
 class SurroundedExecution(Protocol):
     """What a worker does for the surroundings of a handler."""
 
+    @property
+    def worker(self) -> str:
+        """The name under which the view `command` shows the worker."""
+
     def second_connection(self) -> "psycopg.Connection[Any]":
         """One more object for the session of `context.connection`, in the same transaction."""
 
@@ -28,6 +32,10 @@ class SurroundedExecution(Protocol):
         """The thread's session in autocommit mode: what is written through it commits by itself.
         For a handler without a transaction, and for what is called after the settlement. Always the
         same object while the handler runs, and another one from then on."""
+
+    def end_autocommit(self) -> None:
+        """Ends autocommit mode, so that the handler may have its transaction. The object for it
+        refuses every use from then on."""
 
     def after_settlement(self, function: AfterSettlement, /) -> None:
         """Has the execution's own thread settle the command, whatever the outcome, as soon as the

@@ -67,6 +67,30 @@ def test_a_command_has_its_transaction_or_autocommit_mode(dsn: str, bus: Command
     assert "used by a handler in autocommit mode" in str(records[1].result)
 
 
+def test_a_handler_has_its_transaction_once_autocommit_mode_has_ended(
+    dsn: str, bus: CommandBus
+) -> None:
+    def one_after_the_other(command: Command, context: Context) -> list[object]:
+        execution = execution_of(context)
+        execution.end_autocommit()  # It has not begun.
+        connection = execution.autocommit()
+        connection.execute("SET application_name = 'mine'")
+        connection.execute("INSERT INTO effect VALUES (gen_random_uuid(), 1)")
+        pid = connection.info.backend_pid
+        execution.end_autocommit()
+        with pytest.raises(InvalidOperationError):
+            connection.execute("SELECT 1")
+        context.connection.execute("INSERT INTO effect VALUES (gen_random_uuid(), 2)")
+        assert pid == context.connection.info.backend_pid
+        assert scalar(context.connection, "SHOW application_name") != "mine"
+        raise LookupError("undoes the second effect")
+
+    with running(dsn, surrounding(lambda *_: nullcontext(), one_after_the_other)):
+        failed = bus.wait("payments", bus.send("payments", "Debit"), 10)
+    assert failed.error_code == "LookupError"
+    assert effects(dsn) == 1
+
+
 def test_what_follows_has_the_same_session_in_autocommit_mode(dsn: str, bus: CommandBus) -> None:
     """With limits of its own; the transaction is over for everyone."""
     seen: list[object] = []

@@ -46,6 +46,10 @@ class SurroundedExecution(Execution):
     #: They are being called.
     _is_afterwards = False
 
+    @property
+    def worker(self) -> str:
+        return self._statements.worker
+
     def after_settlement(self, function: AfterSettlement) -> None:
         with self._while_running("after_settlement()", "call it"):
             self._afterwards = (*self._afterwards, (copy_context(), function))
@@ -69,6 +73,13 @@ class SurroundedExecution(Execution):
             if used.autocommit is None:
                 used.autocommit = used.run(self._autocommit)
             return used.autocommit.connection
+
+    def end_autocommit(self) -> None:
+        with self._opening:
+            used = self._used_session
+            if used is not None and used.autocommit is not None:
+                used.autocommit.end()
+                used.autocommit = None
 
     def extend(self, seconds: float) -> None:
         super().extend(seconds)
