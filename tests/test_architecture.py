@@ -225,7 +225,13 @@ def test_modules_that_call_themselves_pure_are() -> None:
         ("time", {"cmdbus.clock"}),
         ("asyncio", {"cmdbus.asynchronous"}),
         ("psycopg", DATABASE_ROOMS),
-        ("django", {"cmdbus.django", "cmdbus.django.management.commands"}),
+        (
+            "django",
+            {
+                *["cmdbus.django", "cmdbus.django.management.commands"],
+                "cmdbus.integrations.django_connection",
+            },
+        ),
     ],
 )
 def test_a_package_is_imported_only_where_it_may_be(package: str, allowed: set[str]) -> None:

@@ -40,7 +40,8 @@ REFUSED = [
 def test_anything_else_is_refused_in_one_sentence(other: Any, name: str) -> None:
     accepted = (
         "connection must be a psycopg.Connection (psycopg 3), an SQLAlchemy Session, "
-        "scoped_session or Connection, or a DB-API connection to PostgreSQL, such as psycopg2's, "
+        "scoped_session or Connection, one of Django's connections, or a DB-API connection to "
+        "PostgreSQL, such as psycopg2's, "
         f"not {name}"
     )
     with CommandBus("host=/nowhere") as bus:

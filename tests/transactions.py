@@ -9,6 +9,7 @@ from typing import Any
 import pg8000.dbapi
 import psycopg
 import psycopg2
+from django_support import database_of, set_up
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 from psycopg.conninfo import conninfo_to_dict
@@ -134,6 +135,21 @@ def of_flask(driver: str, dsn: str, autocommit: bool = False) -> Iterator[Transa
         db.session.remove()
 
 
+@contextmanager
+def of_django(dsn: str, autocommit: bool = False) -> Iterator[Transaction]:
+    set_up()
+    from django.db import connection, transaction
+
+    def execute(statement: str) -> object:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else None
+
+    with database_of(dsn):
+        transaction.set_autocommit(autocommit)
+        yield Transaction(connection, execute, transaction.atomic)
+
+
 #: Each way of the bus into a transaction, and each kind of object.
 KINDS: dict[str, Begin] = {
     "psycopg": partial(of_driver, "psycopg"),
@@ -144,6 +160,16 @@ KINDS: dict[str, Begin] = {
     "scoped_session of pg8000": partial(of_scoped_session, "pg8000"),
     "Connection of psycopg": partial(of_connection, "psycopg"),
     "Flask's db.session": partial(of_flask, "psycopg"),
+    "Django's connection of psycopg": of_django,
 }
 #: One of each way.
-WAYS = {name: KINDS[name] for name in ("psycopg", "psycopg2", "pg8000", "Session of psycopg")}
+WAYS = {
+    name: KINDS[name]
+    for name in (
+        "psycopg",
+        "psycopg2",
+        "pg8000",
+        "Session of psycopg",
+        "Django's connection of psycopg",
+    )
+}

@@ -40,6 +40,7 @@ ACCEPTED = (
     "connection must be a psycopg.AsyncConnection (psycopg 3), or an AsyncSession, "
     "async_scoped_session or AsyncConnection of SQLAlchemy"
 )
+_OF_DJANGO = ", which belongs to a thread: use a CommandBus in sync_to_async"
 
 
 def _like(
@@ -214,7 +215,8 @@ class AsyncCommandBus(AsyncSenders):
         run_sync = run_sync_of(connection)
         if run_sync is None:
             kind = type(connection)
-            raise ValueError(f"{ACCEPTED}, not {kind.__module__}.{kind.__qualname__}")
+            hint = _OF_DJANGO if kind.__module__.startswith("django.") else ""
+            raise ValueError(f"{ACCEPTED}, not {kind.__module__}.{kind.__qualname__}{hint}")
         result: T = await run_sync(lambda own: work(self._bus, connection=own))
         return result
 

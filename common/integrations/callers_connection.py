@@ -15,12 +15,16 @@ T = TypeVar("T")
 
 #: The modules that know the objects of a library, by its package. Each has `connection_of`, which
 #: returns the driver's connection, or a DbapiConnection, or None for an object that has none.
-_LIBRARIES = {"sqlalchemy": "cmdbus.integrations.sqlalchemy_connection"}
+_LIBRARIES = {
+    "sqlalchemy": "cmdbus.integrations.sqlalchemy_connection",
+    "django": "cmdbus.integrations.django_connection",
+}
 #: DB-API drivers of other databases.
 _OTHER_DATABASES = frozenset({"sqlite3", "MySQLdb", "pymysql", "mysql", "oracledb", "cx_Oracle"})
 ACCEPTED = (
     "connection must be a psycopg.Connection (psycopg 3), an SQLAlchemy Session, scoped_session or "
-    "Connection, or a DB-API connection to PostgreSQL, such as psycopg2's"
+    "Connection, one of Django's connections, or a DB-API connection to PostgreSQL, such as "
+    "psycopg2's"
 )
 
 
