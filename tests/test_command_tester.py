@@ -1,5 +1,6 @@
 """What `CommandTester` shows, moves and deletes, and what it refuses."""
 
+import sys
 from collections.abc import Callable
 
 import psycopg
@@ -171,8 +172,9 @@ def test_travel_moves_every_time_that_something_waits_for(dsn: str) -> None:
     ],
 )
 def test_a_mistake_is_refused_by_a_sentence(
-    call: Callable[[CommandTester], object], sentence: str
+    call: Callable[[CommandTester], object], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delitem(sys.modules, "cmdbus.django.apps", raising=False)  # of another test
     with pytest.raises(ValueError, match=sentence):
         call(CommandTester())
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from cmdbus.embedded import EmbeddedPostgres
     from cmdbus.producer.bus import CommandBus
     from cmdbus.producer.records import CommandRecord
@@ -27,7 +29,11 @@ def cmdbus_server(pytestconfig: pytest.Config) -> "Iterator[EmbeddedPostgres]":
 @pytest.fixture(scope="session")
 def cmdbus_dsn(request: pytest.FixtureRequest) -> str:
     """The database of the other fixtures: on `cmdbus_server`, with the schema; each worker of
-    pytest-xdist has one. Override it to use the database of your own tests."""
+    pytest-xdist has one. With pytest-django it is the project's test database. Override it to use
+    the database of your own tests."""
+    if (project := _django_project(request.config)) is not None:
+        request.getfixturevalue("django_db_setup")
+        return str(project.dsn())
     from cmdbus.testing.server import prepared_database
 
     server = request.getfixturevalue("cmdbus_server")
@@ -43,23 +49,42 @@ def _cmdbus_cleared(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     from cmdbus.testing.tester import CommandTester
 
-    tester = CommandTester(request.getfixturevalue("cmdbus_dsn"))
+    tester = CommandTester(request.getfixturevalue("cmdbus_dsn"), schema=_schema(request.config))
     yield
     tester.clear()
 
 
 @pytest.fixture
-def command_tester(cmdbus_dsn: str) -> "CommandTester":
+def command_tester(request: pytest.FixtureRequest, cmdbus_dsn: str) -> "CommandTester":
     from cmdbus.testing.tester import CommandTester
 
+    project = _django_project(request.config)
+    if project is not None and cmdbus_dsn == project.dsn():
+        return CommandTester()  # in the transaction of the test
     return CommandTester(cmdbus_dsn)
 
 
+def _schema(config: pytest.Config) -> str:
+    project = _django_project(config)
+    return "cmdbus" if project is None else str(project.schema())
+
+
+def _django_project(config: pytest.Config) -> "ModuleType | None":
+    """That of pytest-django, if it has the app cmdbus.django."""
+    if not config.pluginmanager.hasplugin("django"):
+        return None
+    from cmdbus.testing.django_project import django_project
+
+    return django_project()
+
+
 @pytest.fixture
-def bus(cmdbus_dsn: str, command_tester: "CommandTester") -> "Iterator[CommandBus]":
+def bus(
+    request: pytest.FixtureRequest, cmdbus_dsn: str, command_tester: "CommandTester"
+) -> "Iterator[CommandBus]":
     from cmdbus.producer.bus import CommandBus
 
-    with CommandBus(cmdbus_dsn) as bus:
+    with CommandBus(cmdbus_dsn, schema=_schema(request.config)) as bus:
         yield bus
 
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 
 from cmdbus.database import dsn as dsns
@@ -43,6 +44,8 @@ def session_inside(given: CallersConnection) -> Iterator[Connection]:
     _check_transaction(connection)
     with shared_session(connection) as session:
         session.row_factory = tuple_row
+        if connection.cursor_factory.__module__.startswith("django."):  # so are the adapters
+            session._adapters = AdaptersMap(psycopg.adapters)
         session.cursor_factory, session.server_cursor_factory = psycopg.Cursor, psycopg.ServerCursor
         level = Executor("cmdbus").value(session, "read_isolation")
         if level != "read committed":

@@ -9,10 +9,12 @@ import psycopg
 
 from cmdbus.checks import check_schema, shown
 from cmdbus.database.executor import Executor
+from cmdbus.database.schema import DEFAULT
 from cmdbus.errors import InvalidOperationError
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.records import CommandRecord, filled
 from cmdbus.registry import HandlerRegistry
+from cmdbus.testing.django_project import django_project
 from cmdbus.testing.executed import Executed
 from cmdbus.testing.runner import Runner, RunnerStatements
 from cmdbus.testing.sent import check_sent
@@ -29,10 +31,18 @@ class CommandTester:
     Each method takes a `connection` in whose open transaction everything happens, so that a
     rollback leaves nothing: psycopg 3's, or an SQLAlchemy Session or Connection that uses it.
     Without one, a session for `dsn` is opened, and everything commits as in production.
+
+    In a project of Django with the app cmdbus.django neither is needed: the transaction is the one
+    that is open on Django's connection, as in a TestCase, or else the session is for that one's
+    database; and the schema is the one in TASKS.
     """
 
-    def __init__(self, dsn: str | None = None, *, schema: str = "cmdbus") -> None:
-        self._dsn, self._executor = dsn, Executor(check_schema(schema))
+    def __init__(self, dsn: str | None = None, *, schema: str | None = None) -> None:
+        self._dsn = dsn
+        self._project = django_project() if dsn is None else None
+        if schema is None:
+            schema = DEFAULT if self._project is None else self._project.schema()
+        self._executor = Executor(check_schema(schema))
 
     def run_commands(
         self,
@@ -56,6 +66,7 @@ class CommandTester:
             raise ValueError("the registry has no handlers: there is nothing to run")
         if until not in (None, "idle"):
             raise ValueError(f"until must be 'idle' or None, not {shown(until)}")
+        connection = self._transaction(connection)
         timeouts = Timeouts()
         statements = RunnerStatements(self._executor.schema, timeouts.lease)
         statements.worker = "run_commands"
@@ -132,14 +143,22 @@ class CommandTester:
     def _session(
         self, connection: CallersConnection | None, name: str = "cmdbus-testing"
     ) -> Iterator[psycopg.Connection[Any]]:
-        if connection is not None:
-            with session_inside(connection) as session:
+        if (given := self._transaction(connection)) is not None:
+            with session_inside(given) as session:
                 yield session
-        elif self._dsn is None:
+            return
+        dsn = self._dsn if self._project is None else self._project.dsn()
+        if dsn is None:
             raise ValueError("give a connection, or make the CommandTester with a DSN")
-        else:
-            with own_session(self._dsn, self._executor.schema, name) as session:
-                yield session
+        with own_session(dsn, self._executor.schema, name) as session:
+            yield session
+
+    def _transaction(self, given: CallersConnection | None) -> CallersConnection | None:
+        """The one in which everything happens; None if everything commits."""
+        if given is not None or self._project is None:
+            return given
+        found: CallersConnection | None = self._project.open_session()
+        return found
 
 
 def _raise_first(done: list[Executed]) -> None:

@@ -1,0 +1,27 @@
+"""Which session the tests of a project are about: cmdbus.testing asks, by this module's name."""
+
+from typing import Any
+
+from django.db import connections
+
+from cmdbus.django.buses import buses
+from cmdbus.django.dsn import dsn_of
+
+
+def open_session() -> Any:
+    """That of Django's connection, if a transaction is open on it, as in a TestCase; or None."""
+    wrapper = connections[_bus().using]
+    return wrapper.connection if wrapper.in_atomic_block else None
+
+
+def dsn() -> str:
+    """Of the database that Django's connection is to, which is the test runner's."""
+    return dsn_of(_bus().using)
+
+
+def schema() -> str:
+    return _bus().schema
+
+
+def _bus() -> Any:
+    return buses()[0]
