@@ -4,7 +4,7 @@ from typing import Any
 
 from django.db import connections
 
-from cmdbus.django.buses import buses
+from cmdbus.django.buses import Bus, buses
 from cmdbus.django.dsn import dsn_of
 
 
@@ -23,5 +23,5 @@ def schema() -> str:
     return _bus().schema
 
 
-def _bus() -> Any:
+def _bus() -> Bus:
     return buses()[0]
