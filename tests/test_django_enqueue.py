@@ -1,6 +1,6 @@
 """Tasks that are sent, through Django's connection and in its transaction."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -183,7 +183,11 @@ def test_a_task_whose_type_is_limited_is_sent_and_read(django_dsn: str) -> None:
 def test_a_dead_connection_is_djangos_error_and_its_next_request_gets_another_one(
     django_dsn: str,
 ) -> None:
-    for use in (lambda: confirm.enqueue(1), lambda: confirm.get_result(str(uuid4()))):
+    uses: list[Callable[[], object]] = [
+        lambda: confirm.enqueue(1),
+        lambda: confirm.get_result(str(uuid4())),
+    ]
+    for use in uses:
         connection.ensure_connection()
         pid = connection.connection.info.backend_pid
         rows(django_dsn, "SELECT pg_terminate_backend(%s, 5000)", pid)

@@ -321,15 +321,22 @@ $$;
 -- When this transaction sent a command; NULL if another one did. Sees what the statement that calls
 -- it has sent.
 CREATE FUNCTION {schema}.sent_at(p_domain text, p_command_id uuid) RETURNS timestamptz
-LANGUAGE sql VOLATILE SECURITY DEFINER
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
-    SELECT r.created_at FROM {schema}.ready r
-    WHERE r.domain || '' = p_domain AND r.command_id = p_command_id AND r.created_at >= now()
-    UNION ALL
-    SELECT s.created_at FROM {schema}.scheduled s
-    WHERE s.domain = p_domain AND s.command_id = p_command_id AND s.created_at >= now()
-    UNION ALL
-    SELECT l.created_at FROM {schema}.limited l
-    WHERE l.domain || '' = p_domain AND l.command_id = p_command_id AND l.created_at >= now()
-    LIMIT 1
+DECLARE
+    sent timestamptz;
+BEGIN
+    -- Not one statement, as most are in the first table.
+    SELECT r.created_at INTO sent FROM {schema}.ready r
+    WHERE r.domain || '' = p_domain AND r.command_id = p_command_id AND r.created_at >= now();
+    IF NOT FOUND THEN
+        SELECT s.created_at INTO sent FROM {schema}.scheduled s
+        WHERE s.domain = p_domain AND s.command_id = p_command_id AND s.created_at >= now();
+    END IF;
+    IF NOT FOUND THEN
+        SELECT l.created_at INTO sent FROM {schema}.limited l
+        WHERE l.domain || '' = p_domain AND l.command_id = p_command_id AND l.created_at >= now();
+    END IF;
+    RETURN sent;
+END
 $$;
