@@ -12,6 +12,7 @@ from psycopg.errors import InsufficientPrivilege
 from cmdbus.data import MAX_BYTES
 from cmdbus.database.pool import Connection
 from cmdbus.django.results import TaskRow
+from cmdbus.integrations.callers_connection import session_of
 from cmdbus.producer.ids import new_id
 from cmdbus.producer.requests import SendRequest, SendRules
 from cmdbus.producer.sending import Sender
@@ -44,9 +45,7 @@ class TaskCommands:
     def _session(self, needs: str) -> Iterator[Connection]:
         """Its errors are Django's, which notices that way that a connection is dead."""
         wrapper = connections[self._using]
-        wrapper.validate_no_broken_transaction()
-        wrapper.ensure_connection()
-        session = wrapper.connection
+        session = session_of(wrapper)
         with wrapper.wrap_database_errors:
             try:
                 yield session
