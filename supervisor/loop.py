@@ -160,8 +160,8 @@ class Supervisor:
             now = time.monotonic()
             self._handle_signals(now)
             self._end_preflight()
-            # A change while an application is checked is kept until that has ended.
-            if self._watch and self._preflight is None and self._watch.has_changed():
+            if self._watch and self._watch.has_changed():
+                self._close_preflight()  # Of what the application was before: it may hang.
                 self._reload()
             self._fleet.reap(now)
             if self._stop_by is None:

@@ -1,13 +1,16 @@
 """`--reload`: the fleet reloads when a Python file of the application changes."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from cli import supervise
+from eventually import eventually
 from fleet import Fleet, write_app
 
-from cmdbus.supervisor.source_watch import difference, is_watched
+from cmdbus.supervisor.app_files import AppFiles, is_watched
+from cmdbus.supervisor.source_watch import difference
 
 HANDLERS = """
 from fleet_app import registry as registry
@@ -39,7 +42,7 @@ def answers(fleet: Fleet) -> list[object]:
 def test_a_changed_file_reloads_the_fleet_and_a_broken_one_does_not(
     fleet: Fleet, tmp_path: Path
 ) -> None:
-    """Also a module of a package, also after it could not be imported."""
+    """Also a module of a package, also after it could not be imported, or its import hung."""
     parts = tmp_path / "parts"
     parts.mkdir()
     (parts / "__init__.py").touch()
@@ -53,10 +56,30 @@ def test_a_changed_file_reloads_the_fleet_and_a_broken_one_does_not(
     fleet.await_saying("not reloaded, the fleet goes on as it is: app: importing shop failed")
     assert fleet.pids() == pids
     assert answers(fleet) == [1]
+    handlers.write_text("import time\ntime.sleep(1000)")
+    eventually(lambda: len(fleet.logged("reloading: checking the application")) == 2)
     handlers.write_text(HANDLERS.format(answer=22))
     fleet.await_successors(pids.values())
     assert answers(fleet) == [22]
-    assert fleet.logged("has changed") == [f"{handlers} has changed"] * 2
+    assert fleet.logged("has changed") == [f"{handlers} has changed"] * 3
+
+
+@pytest.mark.process
+def test_files_are_found_while_an_import_hangs_and_if_their_names_are_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / os.fsdecode(b"\xff")
+    place.mkdir()
+    for name, text in (("hanging", "import time; time.sleep(1000)"), ("shop", "import hanging")):
+        (place / f"{name}.py").write_text(text)
+    monkeypatch.chdir(place)
+    found: set[Path] = set()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with closing(AppFiles("shop:registry", writer)) as files:
+        eventually(lambda: found.update(files.read()) or len(found) > 1)  # type: ignore[func-returns-value]
+    os.close(writer)
+    assert {place / "shop.py", place / "hanging.py"} <= found
 
 
 def test_only_files_that_a_developer_changes_are_watched(tmp_path: Path) -> None:
