@@ -67,6 +67,17 @@ def test_a_connection_in_sql_ascii_is_refused_over_psycopg2(bus: CommandBus, dsn
             bus.send("payments", "Debit", connection=own)
 
 
+def test_a_style_of_dates_that_psycopg2_does_not_read_is_refused(bus: CommandBus, dsn: str) -> None:
+    with closing(psycopg2.connect(dsn)) as own:
+        own.cursor().execute("SET datestyle = 'German'")
+        for send in (bus.send, bus.get):
+            with pytest.raises(ValueError, match=r"DateStyle is German, DMY, of .*: execute SET"):
+                send("payments", "a" * 32, connection=own)
+        own.cursor().execute("SET datestyle = 'ISO, DMY'")
+        sent = bus.send("payments", "Debit", delay=60, connection=own)
+        assert bus.get("payments", sent, connection=own) is not None
+
+
 def test_no_library_is_loaded_before_one_of_its_objects_comes() -> None:
     code = """
 import sys

@@ -1,9 +1,12 @@
 """Databases whose encoding is not UTF-8."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
+from typing import Any
 
 import psycopg
+import psycopg2
 import pytest
 from claiming import Claimer
 from databases import Databases
@@ -53,6 +56,28 @@ def unchecked(databases: Databases) -> Iterator[str]:
         install(databases.dsn_of(name))
         databases.admin.execute(change, ("SQL_ASCII", name))
         yield databases.dsn_of(name)
+
+
+@pytest.mark.parametrize("connect", [None, psycopg.connect, psycopg2.connect])
+@pytest.mark.parametrize("encoding", ["UTF8", "LATIN1"])
+def test_a_text_that_the_encoding_lacks_is_refused_in_one_sentence(
+    latin: str, connect: Callable[[str], Any] | None, encoding: str
+) -> None:
+    sentence = (
+        r"^a text has the character '☃' \(U\+2603\), which the encoding (LATIN1|iso8859-1|latin-1) "
+        r"of the database or of the connection lacks: use UTF8 for both$"
+    )
+    requests = [SendRequest("payments", "Debit", each) for each in ("é", "☃")]
+    with CommandBus(latin) as bus:
+        dsn = f"{latin} client_encoding={encoding}"
+        with nullcontext() if connect is None else closing(connect(dsn)) as own:
+            with pytest.raises(ValueError, match=sentence):
+                bus.send("payments", "Debit", ["☃"], connection=own)
+            if own is not None:
+                own.rollback()
+            with pytest.raises(ValueError, match=sentence):
+                bus.send_many(requests, connection=own)
+        assert bus.query("payments") == []
 
 
 def test_a_hang_in_a_line_that_the_encoding_lacks_is_charged(latin: str) -> None:

@@ -20,6 +20,7 @@ _OURS = {
         psycopg.errors.UndefinedTable,
         psycopg.errors.UndefinedFunction,
         psycopg.errors.InvalidSchemaName,
+        psycopg.errors.UntranslatableCharacter,
     )
 }
 _OUTSIDE = psycopg.errors.NoActiveSqlTransaction.sqlstate

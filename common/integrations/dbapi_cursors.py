@@ -26,6 +26,12 @@ def _of_psycopg2(driver: Any, extensions: ModuleType) -> Any:
             "the connection is one of psycopg2's asynchronous ones (async_), which return before "
             "their statements end: pass one that waits"
         )
+    style = driver.info.parameter_status("DateStyle")
+    if not style.startswith("ISO"):
+        raise ValueError(
+            f"the connection's DateStyle is {style}, of which psycopg2 reads no times: execute "
+            f"SET datestyle = 'ISO'"
+        )
     cursor = driver.cursor(cursor_factory=extensions.cursor)
     for name in (*_OF_PSYCOPG2, *_TIMES_OF_PSYCOPG2):
         extensions.register_type(getattr(extensions, name), cursor)

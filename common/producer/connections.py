@@ -27,7 +27,12 @@ from cmdbus.integrations.callers_connection import CallersConnection, session_of
 from cmdbus.printable import joined
 from cmdbus.producer.ids import new_call
 from cmdbus.producer.records import filled
-from cmdbus.producer.statement_errors import NOT_INSTALLED, missing_right, not_installed
+from cmdbus.producer.statement_errors import (
+    NOT_INSTALLED,
+    missing_right,
+    not_encodable,
+    not_installed,
+)
 
 Pool = ConnectionPool[Any]
 T = TypeVar("T")
@@ -189,6 +194,8 @@ class Connections:
                     return work(connection, again)
             except psycopg.errors.InsufficientPrivilege as error:
                 raise missing_right(self._executor, connection, error, needs) from None
+            except (psycopg.errors.UntranslatableCharacter, UnicodeEncodeError) as error:
+                raise not_encodable(error) from None
 
         if connection is not None:
             session = session_of(connection)

@@ -1,5 +1,6 @@
 """What a statement of the bus was refused for, in words that say what to do."""
 
+import re
 import shlex
 
 import psycopg
@@ -16,6 +17,7 @@ NOT_INSTALLED = (
     psycopg.errors.UndefinedFunction,
     psycopg.errors.InvalidSchemaName,
 )
+_UNTRANSLATABLE = re.compile(r'sequence ((?:0x[0-9a-f]{2} ?)+) in .*"UTF8" .*"(\w+)"$')
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 
 
@@ -47,6 +49,21 @@ def missing_right(
     return MissingRightError(
         f"{denied} that roles of the kind {needs} have: use one of them, or, to make this "
         f"role one, as the owner of the schema, run {grant}"
+    )
+
+
+def not_encodable(error: psycopg.Error | UnicodeEncodeError) -> ValueError:
+    """The encoding is the database's, which the server names, or that of the caller's client."""
+    if isinstance(error, UnicodeEncodeError):
+        lacking, encoding = error.object[error.start], error.encoding
+    else:
+        found = _UNTRANSLATABLE.search(primary_message(error))
+        if found is None:
+            return ValueError(primary_message(error))
+        lacking, encoding = bytes.fromhex(found[1].replace("0x", "")).decode(), found[2]
+    return ValueError(
+        f"a text has the character {lacking!r} (U+{ord(lacking):04X}), which the encoding "
+        f"{encoding} of the database or of the connection lacks: use UTF8 for both"
     )
 
 
