@@ -6,7 +6,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 import trips
-from queries import counts, rows
+from queries import count, counts, rows
 from trips import ALL, ShortBooking, Trip
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, InvalidOperationError
@@ -130,6 +130,34 @@ def test_clear_names_every_table_that_is_written(dsn: str) -> None:
     text = load()["clear_tables"]
     missing = {name for name in counts(dsn) if f"FROM {{schema}}.{name};" not in text}
     assert missing == {*KEPT, "effect"}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda tester, inside: tester.check(),
+        lambda tester, inside: tester.clear(),
+        lambda tester, inside: tester.travel(hours=1),
+        lambda tester, inside: tester.run_commands(registry_of("T"), inside),
+    ],
+)
+def test_a_database_on_which_workers_have_run_before_is_refused(
+    dsn: str,
+    bus: CommandBus,
+    sender: psycopg.Connection,
+    use: Callable[[CommandTester, psycopg.Connection], object],
+) -> None:
+    bus.send("d", "T")
+    worker = "INSERT INTO cmdbus.incarnation (id, worker, lease, started_at)"
+    sender.execute(f"{worker} VALUES (1, 'new:1', '30 s', clock_timestamp())")
+    sender.commit()
+    CommandTester(dsn).check()  # These tests have started it.
+    sender.execute(f"{worker} VALUES (2, 'web:77', '30 s', clock_timestamp() - interval '7 d')")
+    sender.commit()
+    with pytest.raises(InvalidOperationError, match=r"not for these tests alone: .* web:77, sta"):
+        use(CommandTester(dsn), sender)
+    sender.rollback()
+    assert count(sender, "cmdbus.ready") == 1
 
 
 def test_travel_moves_every_time_that_something_waits_for(dsn: str) -> None:

@@ -42,14 +42,16 @@ def cmdbus_dsn(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _cmdbus_cleared(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Deletes all commands after a test that uses the fixtures: last of all, as those that are
-    always used end after the others, whose transactions have locked rows."""
+    """Before a test that uses the fixtures, refuses a database that is not for tests; after it,
+    deletes all commands: last of all, as those that are always used end after the others, whose
+    transactions have locked rows."""
     if "command_tester" not in request.fixturenames:
         yield
         return
     from cmdbus.testing.tester import CommandTester
 
     tester = CommandTester(request.getfixturevalue("cmdbus_dsn"), schema=_schema(request.config))
+    tester.check()
     yield
     tester.clear()
 

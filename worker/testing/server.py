@@ -14,7 +14,8 @@ from cmdbus.database.schema import install
 from cmdbus.database.statements import render
 from cmdbus.embedded import EmbeddedPostgres, state_directory
 from cmdbus.errors import SchemaError
-from cmdbus.testing.tester import CommandTester
+from cmdbus.testing.own_database import clear_database
+from cmdbus.testing.sessions import own_session
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_]")
 
@@ -43,10 +44,12 @@ def prepared_database(server: EmbeddedPostgres, worker: str | None) -> str:
 
 def prepare(dsn: str) -> None:
     """Also instead of the schema of another build of cmdbus, as commands of tests are not kept."""
+    executor = Executor("cmdbus")
     try:
         install(dsn)
     except SchemaError:
         with psycopg.connect(dsn) as connection:
-            Executor("cmdbus").execute(connection, "drop_schema")
+            executor.execute(connection, "drop_schema")
         install(dsn)
-    CommandTester(dsn).clear()
+    with own_session(dsn, "cmdbus", "cmdbus-testing") as session:
+        clear_database(executor, session)

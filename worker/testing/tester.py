@@ -3,23 +3,22 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Literal
-
-import psycopg
+from typing import Literal
 
 from cmdbus.checks import check_schema, shown
 from cmdbus.database.executor import Executor
 from cmdbus.database.schema import DEFAULT
-from cmdbus.errors import InvalidOperationError
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.records import CommandRecord, filled
 from cmdbus.registry import HandlerRegistry
 from cmdbus.testing.django_project import django_project
 from cmdbus.testing.executed import Executed
+from cmdbus.testing.own_database import TESTER, check_database, clear_database
 from cmdbus.testing.runner import Runner, RunnerStatements
 from cmdbus.testing.sent import check_sent
 from cmdbus.testing.sessions import expire, own_session, session_inside
 from cmdbus.timeouts import Timeouts
+from cmdbus.worker.claims.claim import Connection
 
 #: Commands that `sent` reads.
 _MAX_SENT = 10_000
@@ -30,7 +29,8 @@ class CommandTester:
 
     Each method takes a `connection` in whose open transaction everything happens, so that a
     rollback leaves nothing: psycopg 3's, or an SQLAlchemy Session or Connection that uses it.
-    Without one, a session for `dsn` is opened, and everything commits as in production.
+    Without one, a session for `dsn` is opened, and everything commits as in production. A database
+    on which workers have run before the test's process began is refused.
 
     In a project of Django with the app cmdbus.django neither is needed: the transaction is the one
     that is open on Django's connection, as in a TestCase, or else the session is for that one's
@@ -43,6 +43,12 @@ class CommandTester:
         if schema is None:
             schema = DEFAULT if self._project is None else self._project.schema()
         self._executor = Executor(check_schema(schema))
+        self._checked: set[str] = set()
+
+    def check(self) -> None:
+        """An InvalidOperationError if the database of the DSN is not for tests alone."""
+        with self._session(None):
+            pass
 
     def run_commands(
         self,
@@ -69,7 +75,7 @@ class CommandTester:
         connection = self._transaction(connection)
         timeouts = Timeouts()
         statements = RunnerStatements(self._executor.schema, timeouts.lease)
-        statements.worker = "run_commands"
+        statements.worker = TESTER
         with (
             self._session(connection, statements.application_name) as session,
             registry.hooks.around(),
@@ -131,26 +137,22 @@ class CommandTester:
         """Deletes all commands, batches, processes, schedules, limits and settings, for tests whose
         transactions commit. The role must own the schema."""
         with self._session(connection) as session:
-            try:
-                self._executor.execute(session, "clear_tables")
-            except psycopg.errors.LockNotAvailable as error:
-                raise InvalidOperationError(
-                    "commands cannot be deleted while a transaction has locked some of them: end "
-                    "it before, for example a connection of the test's that is still open"
-                ) from error
+            clear_database(self._executor, session)
 
     @contextmanager
     def _session(
         self, connection: CallersConnection | None, name: str = "cmdbus-testing"
-    ) -> Iterator[psycopg.Connection[Any]]:
+    ) -> Iterator[Connection]:
         if (given := self._transaction(connection)) is not None:
             with session_inside(given) as session:
+                self._check(session)
                 yield session
             return
         dsn = self._dsn if self._project is None else self._project.dsn()
         if dsn is None:
             raise ValueError("give a connection, or make the CommandTester with a DSN")
         with own_session(dsn, self._executor.schema, name) as session:
+            self._check(session)
             yield session
 
     def _transaction(self, given: CallersConnection | None) -> CallersConnection | None:
@@ -159,6 +161,12 @@ class CommandTester:
             return given
         found: CallersConnection | None = self._project.open_session()
         return found
+
+    def _check(self, session: Connection) -> None:
+        """Each database once."""
+        if session.info.dsn not in self._checked:
+            check_database(self._executor, session)
+            self._checked.add(session.info.dsn)
 
 
 def _raise_first(done: list[Executed]) -> None:

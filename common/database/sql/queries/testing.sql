@@ -23,6 +23,13 @@ DROP SCHEMA IF EXISTS {schema} CASCADE;
 -- name: read_isolation
 SELECT current_setting('transaction_isolation');
 
+-- name: find_earlier_worker
+-- The latest worker that was started before these tests were.
+SELECT worker, to_char(started_at, 'YYYY-MM-DD HH24:MI') FROM {schema}.incarnation
+WHERE worker <> %(tester)s AND started_at < clock_timestamp() - %(age)s * interval '1 second'
+ORDER BY started_at DESC
+LIMIT 1;
+
 -- name: find_stewards_work
 -- Whether the time of a command or of a schedule has come, and whether a batch has not ended. What
 -- stewards execute for these takes a new session several times as long as this.

@@ -1,0 +1,38 @@
+"""What tests may change: the commands of a database that is for tests alone. They run what is due,
+whoever has sent it, and delete everything, so a DSN of production must not reach that.
+"""
+
+import psycopg
+
+from cmdbus.database.executor import Executor
+from cmdbus.errors import InvalidOperationError
+from cmdbus.proc import own_age
+from cmdbus.worker.claims.claim import Connection
+
+#: The worker of a test's runner.
+TESTER = "run_commands"
+
+
+def check_database(executor: Executor, session: Connection) -> None:
+    """An InvalidOperationError if workers have run before this process began: tests may start some
+    of their own."""
+    values = {"tester": TESTER, "age": own_age()}
+    if found := executor.rows(session, "find_earlier_worker", **values):
+        [(worker, since)] = found
+        database, schema = session.info.dbname, executor.schema
+        raise InvalidOperationError(
+            f"schema {schema!r} of database {database!r} is not for these tests alone: workers "
+            f"have run on it before (worker {worker}, started {since}), and tests run, move and "
+            f"delete all commands. Use another database; if this is one of tests, run "
+            f'DROP SCHEMA "{schema}" CASCADE and cmdbus init there'
+        )
+
+
+def clear_database(executor: Executor, session: Connection) -> None:
+    try:
+        executor.execute(session, "clear_tables")
+    except psycopg.errors.LockNotAvailable as error:
+        raise InvalidOperationError(
+            "commands cannot be deleted while a transaction has locked some of them: end it "
+            "before, for example a connection of the test's that is still open"
+        ) from error
