@@ -159,9 +159,9 @@ class Context:
 
     def again(self, delay: float = 0) -> None:
         """Gives the command back when the handler returns: `return context.again()`. It runs again
-        after `delay` seconds, behind the commands that wait by then. What the handler wrote through
-        `connection` commits; what it returns is not kept. No attempt is charged, and no event is
-        left."""
+        after `delay` seconds, behind the commands that wait by then; after a second at least if
+        this execution has kept no checkpoint and written nothing through `connection`. What it
+        wrote commits; what it returns is not kept. No attempt is charged, and no event is left."""
         self._execution.again_in = check_seconds("delay", delay) if delay else 0.0
 
     def breaker(self, name: str) -> AbstractContextManager[None]:

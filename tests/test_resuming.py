@@ -73,44 +73,6 @@ def test_a_command_that_is_given_back_goes_on_from_its_checkpoint_uncharged(
     assert effects(dsn) == (3 if before is leave_effect else 0)
 
 
-def test_a_command_is_given_back_until_a_later_time(dsn: str, bus: CommandBus) -> None:
-    def later(command: Command, context: Context) -> None:
-        leave_effect(command, context)
-        context.again(delay=300)
-
-    with running(dsn, handling(later)):
-        sent = bus.send("payments", "Debit")
-        eventually(lambda: effects(dsn) == 1)
-        record = found(bus, sent)
-    assert (record.status, record.attempts, record.error_code) == (Status.PENDING, 0, None)
-    waits = "SELECT extract(epoch FROM due_at - clock_timestamp()) FROM cmdbus.scheduled"
-    assert 290 < rows(dsn, waits)[0][0] <= 300
-
-
-def test_a_handler_that_leaves_when_its_worker_stops_goes_on_in_the_next_one(
-    dsn: str, bus: CommandBus
-) -> None:
-    begun = Event()
-
-    def iterate(command: Command, context: Context) -> object:
-        leave_effect(command, context)
-        if context.resumed is None:
-            context.checkpoint("half")
-            begun.set()
-            eventually(lambda: context.stopping)
-            context.again()
-        return context.resumed
-
-    with running(dsn, handling(iterate)):
-        sent = bus.send("payments", "Debit")
-        assert begun.wait(10)
-    assert (found(bus, sent).status, effects(dsn)) == (Status.PENDING, 1)
-    with running(dsn, handling(iterate)):
-        record = bus.wait("payments", sent, 10)
-    assert (record.result, record.attempts, effects(dsn)) == ("half", 1, 2)
-    assert kinds(bus, sent) == ["SENT", "RECEIVED", "COMPLETED"]
-
-
 def test_the_next_command_of_an_order_waits_until_one_that_gives_itself_back_has_ended(
     dsn: str, bus: CommandBus
 ) -> None:
@@ -312,15 +274,22 @@ def test_a_checkpoint_whose_session_has_ended_is_kept_in_a_new_one(
     assert (record.result, record.attempts) == (2, 1)
 
 
-def test_a_checkpoint_whose_row_is_locked_charges_no_command(dsn: str, bus: CommandBus) -> None:
+@pytest.mark.parametrize("before", [leave_effect, nothing])
+def test_a_checkpoint_whose_row_is_locked_charges_no_command(
+    dsn: str, bus: CommandBus, before: Before
+) -> None:
+    """By an execution that has lost its claim, say, and whose transaction is still open."""
     held = Event()
 
     def debit(command: Command, context: Context) -> None:
-        context.checkpoint(1)
-        held.wait(10)
+        if not held.is_set():
+            context.checkpoint(1)
+            held.wait(10)
+        before(command, context)
         context.checkpoint(2)
 
-    with running(dsn, handling(debit, retry=ONCE)), connect(dsn) as other:
+    registry = handling(debit, retry=ONCE, statement_timeout=0.2)
+    with running(dsn, registry), connect(dsn) as other:
         sent = bus.send("payments", "Debit")
         eventually(lambda: count(other, "cmdbus.checkpoint") == 1)
         with other.transaction():

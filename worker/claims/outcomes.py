@@ -28,6 +28,8 @@ MAX_CLASS_PATH = 500
 #: Seconds until a command that another worker must run is tried again: a share of its age, within
 #: bounds.
 _MIN_ELSEWHERE, _ELSEWHERE_SHARE, _MAX_ELSEWHERE = 5.0, 0.2, 600.0
+#: Seconds until a command runs again that was given back where it had begun.
+_NO_FURTHER = 1.0
 
 _CLASS_NAME = type.__dict__["__name__"]
 _CLASS_PATH = type.__dict__["__module__"], type.__dict__["__qualname__"]
@@ -143,10 +145,12 @@ def elsewhere_in(age: timedelta) -> float:
     return min(max(_MIN_ELSEWHERE, age.total_seconds() * _ELSEWHERE_SHARE), _MAX_ELSEWHERE)
 
 
-def given_back(delay: float) -> Outcome:
+def given_back(delay: float, *, got_further: bool = True) -> Outcome:
     """The outcome of an execution whose handler wants to go on in another one: uncharged, and
-    without an error and an event."""
-    return Outcome(kind=OutcomeKind.RETRY, charged=False, delay=delay)
+    without an error and an event. One that has not got further waits a while, as nothing else
+    bounds how often it runs."""
+    pause = delay if got_further else max(delay, _NO_FURTHER)
+    return Outcome(kind=OutcomeKind.RETRY, charged=False, delay=pause)
 
 
 def not_to_be_run(attempts: int, max_attempts: int, losses: int) -> Outcome | None:

@@ -30,6 +30,9 @@ class RunStatement(Protocol):
 class Checkpoints:
     """Those of one claim's command."""
 
+    #: This execution has kept one.
+    has_saved = False
+
     def __init__(
         self,
         statements: ClaimStatements,
@@ -58,7 +61,7 @@ class Checkpoints:
         try:
             saved = self._statements.value(connection, "save_checkpoint", **values)
         except psycopg.Error as error:
-            if within or not is_blocked(error, self._statements.schema):
+            if not is_blocked(error, self._statements.schema):
                 raise
             raise SettlementBlockedError("CHECKPOINT_BLOCKED", reason(error)) from error
         if not saved:
@@ -66,6 +69,7 @@ class Checkpoints:
                 "the command was canceled, or another worker has its lease: nothing of this "
                 "execution counts any longer"
             )
+        self.has_saved = True
 
     def _read(self, connection: Connection, within: bool) -> object:
         if not self._is_read:

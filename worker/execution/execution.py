@@ -154,13 +154,8 @@ class Execution:
                         leave_fork()
                     with self._opening:
                         self._over = True
-                again_in = self.again_in
-                outcome = (
-                    storable(result, self._handled.handler.encoder)
-                    if again_in is None
-                    else given_back(again_in)
-                )
                 transaction = self._transaction
+                outcome = self._outcome(result)
                 if transaction is None:
                     failpoint(AFTER_RETURN)
                     return outcome
@@ -175,6 +170,14 @@ class Execution:
             return None
         except BaseException as error:
             return self._reported(error)
+
+    def _outcome(self, result: object) -> Outcome:
+        if self.again_in is None:
+            return storable(result, self._handled.handler.encoder)
+        further = "checkpoints" in vars(self) and self.checkpoints.has_saved
+        if not further and self._transaction is not None:
+            further = self._transaction.has_written()
+        return given_back(self.again_in, got_further=further)
 
     @property
     def _transaction(self) -> HandlerTransaction | None:

@@ -125,13 +125,15 @@ class HandlerTransaction:
             self._orm_session = open_session(self.second_connection())
         return self._orm_session
 
+    def has_written(self) -> bool:
+        """Asked when the handler has returned: with it the transaction is at its end."""
+        self._finish()
+        return bool(self._statements.value(self._session, "has_written"))
+
     def complete(self, *done: Finished) -> None:
         """Settles and commits. The COMMIT is sent only once the settlement has found its row: else
         the effects could be committed without the completion."""
-        if self._orm_session is not None:
-            self._orm_session.finish()
-        self._retire()
-        self._check_finished()
+        self._finish()
         try:
             lost, prepared = self._statements.settle_within(self._session, done, self._marker)
         except psycopg.Error as error:
@@ -248,6 +250,13 @@ class HandlerTransaction:
                 self._orm_session.end()
             self._at_rest = self.connection.retire()
             del self.connection  # It refers to this object.
+
+    def _finish(self) -> None:
+        """What the handler did is sent, and nothing more comes."""
+        if self._orm_session is not None and self._at_rest is None:
+            self._orm_session.finish()
+        self._retire()
+        self._check_finished()
 
     def _check_finished(self) -> None:
         if not self._at_rest:

@@ -245,6 +245,10 @@ JOIN {schema}.checkpoint c
 WHERE r.domain = %(domain)s AND r.priority = %(priority)s AND r.id = %(id)s
     AND r.token = %(token)s AND r.claimer = %(claimer)s AND r.command_id = %(command_id)s;
 
+-- name: has_written
+-- Whether this transaction has written or locked a row.
+SELECT pg_current_xact_id_if_assigned() IS NOT NULL;
+
 -- name: count_failures
 -- The executions of a command that ended with an error of this code.
 SELECT count(*) FROM {schema}.event
