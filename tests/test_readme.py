@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def pages() -> list[Path]:
-    found = [*ROOT.glob("[a-z]*/README.md"), ROOT / "common" / "processes" / "README.md"]
+    rooms = ROOT / "common" / "processes" / "README.md", ROOT / "worker" / "django" / "README.md"
+    found = [*ROOT.glob("[a-z]*/README.md"), *rooms]
     return [ROOT / "README.md", *sorted(found)]
 
 
