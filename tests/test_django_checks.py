@@ -37,7 +37,7 @@ def test_a_project_that_is_set_up_is_in_order(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_checks_run_with_those_of_django(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(django, "VERSION", (4, 2, 0, "final", 0))
-    assert [each.id for each in run_checks(tags=["cmdbus"])] == ["cmdbus.E001"]
+    assert "cmdbus.E001" in [each.id for each in run_checks(tags=["cmdbus"])]
 
 
 def test_the_backport_must_be_an_app(monkeypatch: pytest.MonkeyPatch) -> None:
