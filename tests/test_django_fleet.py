@@ -20,7 +20,7 @@ from fleet import Fleet
 from psycopg.conninfo import conninfo_to_dict
 
 from cmdbus import CommandBus
-from cmdbus.django.buses import Bus, bus_in
+from cmdbus.django.buses import Bus, bus_in, bus_of_process
 from cmdbus.django.dsn import dsn_of
 from cmdbus.django.fleet import fleet_environment
 from cmdbus.exits import Exit
@@ -139,6 +139,13 @@ def test_the_bus_is_the_one_that_the_backends_name(
 def test_several_buses_need_a_choice(tasks: dict[str, Any], sentence: str) -> None:
     with override_settings(TASKS=tasks), pytest.raises(ImproperlyConfigured, match=sentence):
         bus_in(None)
+
+
+def test_processes_without_a_fleet_have_the_first_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+    with override_settings(TASKS={"a": backend(using="b"), "b": backend(schema="tasks")}):
+        assert bus_of_process() == Bus("b")
+        monkeypatch.setenv("CMDBUS_DJANGO_DATABASE", "default")
+        assert bus_of_process() == Bus("default", "tasks")
 
 
 def environment(given: dict[str, str], bus: Bus | None = None, **more: str) -> dict[str, str]:

@@ -53,8 +53,9 @@ def bus_in(using: str | None) -> Bus:
 
 
 def bus_of_process() -> Bus:
-    """That of the fleet of this worker process, or of the project."""
-    return bus_in(os.environ.get(VARIABLE))
+    """That of the fleet of this worker process; in all others the first of the project."""
+    using = os.environ.get(VARIABLE)
+    return bus_in(using) if using else buses()[0]
 
 
 def _is_ours(name: object) -> bool:
