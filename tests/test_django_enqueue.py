@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from asgiref.sync import async_to_sync
 from django.conf import settings
-from django.db import OperationalError, close_old_connections, connection, transaction
+from django.db import OperationalError, close_old_connections, connection, connections, transaction
 from django.test.utils import override_settings
 from django_support import database_of, set_up
 from queries import rows, scalar
@@ -115,6 +115,21 @@ def test_what_is_rolled_back_was_never_sent(django_dsn: str) -> None:
     assert confirm.get_result(kept.id) == kept
     with pytest.raises(TaskResultDoesNotExist):
         confirm.get_result(lost.id)
+
+
+def test_the_transaction_is_that_of_the_alias_using(
+    django_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections.settings, "other", connections.settings["default"])
+    tasks = {"default": {**settings.TASKS["default"], "OPTIONS": {"using": "other"}}}
+    with override_settings(TASKS=tasks), database_of(django_dsn, "other"):
+        with transaction.atomic():
+            confirm.enqueue(1)
+            transaction.set_rollback(True)
+        with transaction.atomic(using="other"):
+            confirm.enqueue(2)
+            transaction.set_rollback(True, using="other")
+    assert [data["args"] for *_, data in sent(django_dsn)] == [[1]]
 
 
 def test_a_broken_transaction_is_djangos_error(django_dsn: str) -> None:
