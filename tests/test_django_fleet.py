@@ -69,7 +69,7 @@ def parts_of(**given: Any) -> dict[str, Any]:
             {"sslmode": "require", "connect_timeout": "3", "passfile": "/etc/pass"},
         ),
         ({"OPTIONS": {"pool": {"min_size": 2}, "server_side_binding": True}}, {}),
-        ({"OPTIONS": {"isolation_level": 2, "prepare_threshold": 5}}, {}),
+        ({"OPTIONS": {"isolation_level": 4, "prepare_threshold": 5}}, {}),
         (
             {"OPTIONS": {"options": "-c search_path=shop", "assume_role": "the owner"}},
             {"options": "-c search_path=shop -c role=the\\ owner"},
@@ -98,7 +98,7 @@ def test_what_a_fleet_cannot_have_is_refused_in_one_sentence(
     given: dict[str, Any], sentence: str
 ) -> None:
     with database(**given), pytest.raises(ImproperlyConfigured, match=sentence) as caught:
-        dsn_of("default")
+        fleet_environment(SimpleNamespace(SETTINGS_MODULE="shop.settings"), Bus(), {}, [])
     assert "'default'" in str(caught.value)
 
 

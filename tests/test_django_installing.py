@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError, OutputWrapper
-from django.core.management.sql import emit_post_migrate_signal
+from django.core.management.sql import emit_pre_migrate_signal
 from django.db import connections
 from django.test.utils import (
     override_settings,
@@ -39,10 +39,10 @@ def migrate(**options: object) -> str:
     return output.getvalue()
 
 
-def end_of_migrate(verbosity: int = 1) -> str:
-    """The signal that it sends once the project has its tables, which take longer."""
+def beginning_of_migrate(verbosity: int = 1) -> str:
+    """The signal that it sends before it makes the tables of the project, which takes longer."""
     output = OutputWrapper(StringIO())
-    emit_post_migrate_signal(verbosity, False, "default", stdout=output, plan=[])
+    emit_pre_migrate_signal(verbosity, False, "default", stdout=output, plan=[])
     return str(output._out.getvalue())
 
 
@@ -79,8 +79,9 @@ def grant(dsn: str, role: str, *rights: str) -> None:
 def test_migrate_installs_the_schema_once_and_says_so(project: str) -> None:
     assert "schema cmdbus installed, version" in (said := migrate())
     assert said.count("cmdbus: ") == 1
-    assert "cmdbus: " not in end_of_migrate()
-    assert "schema cmdbus up to date" in end_of_migrate(verbosity=2)
+    assert said.index("cmdbus: ") < said.index("Running migrations:")  # which may send commands
+    assert "cmdbus: " not in beginning_of_migrate()
+    assert "schema cmdbus up to date" in beginning_of_migrate(verbosity=2)
     with CommandBus(project) as bus:
         assert bus.send("mail", "Hello")
 
@@ -92,14 +93,14 @@ def test_the_plan_of_migrate_installs_nothing(project: str) -> None:
 
 def test_the_schema_is_the_one_of_the_backends_options(project: str) -> None:
     with override_settings(TASKS=TASKS):
-        end_of_migrate()
+        beginning_of_migrate()
     assert schemas(project) == ["orders"]
 
 
 def test_other_databases_get_no_schema(project: str) -> None:
     tasks = {"default": {**TASKS["default"], "OPTIONS": {"using": "other"}}}
     with override_settings(TASKS=tasks):
-        end_of_migrate()
+        beginning_of_migrate()
     assert schemas(project) == []
 
 
@@ -111,7 +112,7 @@ def test_tables_without_migrations_change_nothing(project: str) -> None:
 
 def test_a_role_that_may_make_no_schema_is_told_what_to_do(poor_role: str) -> None:
     with pytest.raises(CommandError, match="GRANT CREATE ON DATABASE") as caught:
-        end_of_migrate()
+        beginning_of_migrate()
     assert poor_role in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -121,14 +122,14 @@ def test_a_role_that_owns_nothing_migrates_where_the_schema_is_current(
 ) -> None:
     install(project)
     grant(project, poor_role, "USAGE ON SCHEMA cmdbus", "SELECT ON cmdbus.migration")
-    assert "schema cmdbus up to date" in end_of_migrate(verbosity=2)
+    assert "schema cmdbus up to date" in beginning_of_migrate(verbosity=2)
 
 
 def test_the_role_that_the_project_assumes_owns_the_schema(project: str, poor_role: str) -> None:
     grant(
         project, poor_role, f'CREATE ON DATABASE "{connections["default"].settings_dict["NAME"]}"'
     )
-    end_of_migrate()
+    beginning_of_migrate()
     owner = "SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'cmdbus'"
     assert rows(project, owner) == [(poor_role,)]
 

@@ -1,7 +1,7 @@
 """What `INSTALLED_APPS = ["cmdbus.django"]` names."""
 
 from django.apps import AppConfig
-from django.db.models.signals import post_migrate
+from django.db.models.signals import post_migrate, pre_migrate
 
 
 class CmdbusConfig(AppConfig):
@@ -13,7 +13,8 @@ class CmdbusConfig(AppConfig):
 
     def ready(self) -> None:
         from cmdbus.django.checks import register_checks
-        from cmdbus.django.installing import after_migrate
+        from cmdbus.django.installing import clear_schemas, install_schemas
 
         register_checks()
-        post_migrate.connect(after_migrate, sender=self)
+        pre_migrate.connect(install_schemas, sender=self)
+        post_migrate.connect(clear_schemas, sender=self)

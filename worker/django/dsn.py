@@ -23,13 +23,8 @@ def dsn_of(using: str) -> str:
     parts = {name: str(value) for name, value in given.items() if name not in _OF_OBJECTS}
     if unknown := sorted(parts.keys() - {*libpq.keywords()}):
         raise ImproperlyConfigured(
-            f"{_place(using)} has {unknown[0]!r}, which is no parameter of a connection to "
+            f"OPTIONS of the database {using!r} has {unknown[0]!r}, which is no parameter of a connection to "
             f"PostgreSQL: remove it"
-        )
-    if int(options.get("isolation_level") or _READ_COMMITTED) != _READ_COMMITTED:
-        raise ImproperlyConfigured(
-            f"{_place(using)} has another isolation_level than READ COMMITTED, which handlers run "
-            f"in: name a database without it, by another alias"
         )
     if role := options.get("assume_role"):
         assumed = str(role).replace("\\", "\\\\").replace(" ", "\\ ")
@@ -53,5 +48,11 @@ def wrapper_of(using: str) -> Any:
     return wrapper
 
 
-def _place(using: str) -> str:
-    return f"OPTIONS of the database {using!r}"
+def check_isolation(using: str) -> None:
+    """An ImproperlyConfigured if the project relies on what no handler has."""
+    level = wrapper_of(using).settings_dict["OPTIONS"].get("isolation_level")
+    if int(level or _READ_COMMITTED) != _READ_COMMITTED:
+        raise ImproperlyConfigured(
+            f"OPTIONS of the database {using!r} has another isolation_level than READ COMMITTED, "
+            f"which handlers run in: name a database without it, by another alias"
+        )

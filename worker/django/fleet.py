@@ -11,7 +11,7 @@ from django.conf import ENVIRONMENT_VARIABLE
 from django.core.exceptions import ImproperlyConfigured
 
 from cmdbus.django.buses import VARIABLE, Bus, backends
-from cmdbus.django.dsn import dsn_of
+from cmdbus.django.dsn import check_isolation, dsn_of
 
 #: Other ways to name a database, which the settings' takes the place of. Options win over it.
 _OTHERS = ("CMDBUS_DSN_FILE", "CMDBUS_EMBEDDED")
@@ -30,6 +30,7 @@ def fleet_environment(
             "the settings are of no module (settings.configure()), so the workers could not read "
             "them: name a module with DJANGO_SETTINGS_MODULE"
         )
+    check_isolation(bus.using)
     made = {name: value for name, value in given.items() if name not in _OTHERS}
     made |= {ENVIRONMENT_VARIABLE: module, "CMDBUS_DSN": dsn_of(bus.using), VARIABLE: bus.using}
     if backends():

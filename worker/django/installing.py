@@ -1,5 +1,5 @@
 """What `manage.py migrate`, and so the test runner, does for cmdbus: the schemas of a database are
-installed or upgraded after its migrations. In tests, `flush` deletes the commands, too."""
+installed or upgraded before its migrations. In tests, `flush` deletes the commands, too."""
 
 import sys
 from contextlib import closing, suppress
@@ -20,18 +20,32 @@ from cmdbus.django.dsn import dsn_of
 from cmdbus.errors import CmdbusError, MissingRightError, SchemaError
 
 
-def after_migrate(using: str, verbosity: int = 1, **about: Any) -> None:
-    """A receiver of `post_migrate`, which `flush` sends without a plan, and so do others: only in
-    tests may that delete anything. What is no PostgreSQL is for the system checks."""
-    is_possible = connections[using].vendor == "postgresql"
-    output = about.get("stdout") or OutputWrapper(sys.stdout)
-    for schema in [bus.schema for bus in buses() if bus.using == using and is_possible]:
-        if "plan" not in about and hasattr(mail, "outbox"):
-            _clear(using, schema)
-            continue
+def install_schemas(using: str, verbosity: int, stdout: Any = None, **_: Any) -> None:
+    """A receiver of `pre_migrate`: migrations of data may send commands, and where a schema cannot
+    be made, nothing else is."""
+    output = stdout or OutputWrapper(sys.stdout)
+    for schema in _schemas(using):
         done = _installed(using, schema)
         if verbosity > (done.before == done.after):
             output.write(_sentence(schema, done))
+
+
+def clear_schemas(using: str, **about: Any) -> None:
+    """A receiver of `post_migrate`, which `flush` sends without a plan, and so do others: only in
+    tests may that delete anything."""
+    if "plan" in about or not hasattr(mail, "outbox"):
+        return
+    wrapper = connections[using]
+    for executor in map(Executor, _schemas(using)):
+        wrapper.ensure_connection()
+        if executor.value(wrapper.connection, "find_migrations") is not None:
+            executor.execute(wrapper.connection, "clear_tables")
+
+
+def _schemas(using: str) -> list[str]:
+    """None where there is no PostgreSQL, which is for the system checks to say."""
+    is_possible = connections[using].vendor == "postgresql"
+    return [bus.schema for bus in buses() if bus.using == using and is_possible]
 
 
 def _installed(using: str, schema: str) -> Installed:
@@ -59,11 +73,3 @@ def _found(dsn: str, schema: str) -> Installed | None:
 def _sentence(schema: str, done: Installed) -> str:
     change = {0: "installed", done.after: "up to date"}.get(done.before, "upgraded")
     return f"cmdbus: schema {schema} {change}, version {done.after}, in {done.database}"
-
-
-def _clear(using: str, schema: str) -> None:
-    """As `flush` does it with the tables of models, in Django's own session."""
-    wrapper, executor = connections[using], Executor(schema)
-    wrapper.ensure_connection()
-    if executor.value(wrapper.connection, "find_migrations") is not None:
-        executor.execute(wrapper.connection, "clear_tables")
