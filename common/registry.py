@@ -1,6 +1,7 @@
 """Which function handles which commands. The only way from a command to code."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
 from cmdbus.breakers import Breaker, BreakerDeclaration, DeclaredBreakers
@@ -59,10 +60,11 @@ class Manager(Protocol):
 class HandlerRegistry:
     """Handlers by domain and type, each pair once."""
 
-    def __init__(self, *, encoder: Encoder | None = None) -> None:
+    def __init__(self, *, encoder: Encoder | None = None, django: bool = False) -> None:
         """`encoder` is called with what has no form in JSON, and returns one: for results and error
         details of handlers, what they give to `context`, states and commands of processes, and data
-        of schedules. See CommandBus."""
+        of schedules. See CommandBus. `django`: Django's default connection is the session of
+        `context.connection` inside of each handler; needs the settings of a project."""
         self._encoder = check_encoder(encoder)
         self._handlers: dict[tuple[str, str], Handler] = {}
         #: Functions that make further handlers, when those are first asked for.
@@ -76,6 +78,8 @@ class HandlerRegistry:
         self.hooks = ProcessHooks()
         #: Around each call of each of its handlers; none for most registries.
         self.surroundings: Surroundings | None = None
+        if django:
+            import_module("cmdbus.django.surroundings").surround(self)
 
     def handler(
         self, domain: str, type: str, **options: Unpack[HandlerOptions]

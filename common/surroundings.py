@@ -25,6 +25,10 @@ class SurroundedExecution(Protocol):
     def worker(self) -> str:
         """The name under which the view `command` shows the worker."""
 
+    @property
+    def is_in_a_tests_transaction(self) -> bool:
+        """What it commits is a part of that: there is no autocommit mode."""
+
     def second_connection(self) -> "psycopg.Connection[Any]":
         """One more object for the session of `context.connection`, in the same transaction."""
 

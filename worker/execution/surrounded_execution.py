@@ -47,6 +47,10 @@ class SurroundedExecution(Execution):
     _is_afterwards = False
 
     @property
+    def is_in_a_tests_transaction(self) -> bool:
+        return False
+
+    @property
     def worker(self) -> str:
         return self._statements.worker
 

@@ -57,6 +57,10 @@ class InlineExecution(SurroundedExecution):
         super().__init__(claim, handled, thread, statements, timeouts)
         self._savepoint = savepoint
 
+    @property
+    def is_in_a_tests_transaction(self) -> bool:
+        return self._savepoint is not None
+
     def _begin(self, session: Connection) -> HandlerTransaction:
         if self._savepoint is None:
             return super()._begin(session)

@@ -20,6 +20,17 @@ SELECT pg_catalog.set_config('statement_timeout', '{statement_ms}', false),
     pg_catalog.set_config('idle_in_transaction_session_timeout', '{idle_ms}', false),
     pg_catalog.set_config('lock_timeout', '0', false);
 
+-- name: set_time_zone
+-- Until the end of the transaction.
+SELECT set_config('TimeZone', %(zone)s, true);
+
+-- name: set_role
+-- Until the end of the transaction.
+SET LOCAL ROLE {identifier};
+
+-- name: reset_role
+RESET ROLE;
+
 -- name: limit_statements
 -- Until the end of the transaction.
 SELECT set_config('statement_timeout', %(limit)s, true);
