@@ -23,8 +23,8 @@ def dsn_of(using: str) -> str:
     parts = {name: str(value) for name, value in given.items() if name not in _OF_OBJECTS}
     if unknown := sorted(parts.keys() - {*libpq.keywords()}):
         raise ImproperlyConfigured(
-            f"OPTIONS of the database {using!r} has {unknown[0]!r}, which is no parameter of a connection to "
-            f"PostgreSQL: remove it"
+            f"OPTIONS of the database {using!r} has {unknown[0]!r}, which is no parameter of a "
+            f"connection to PostgreSQL: remove it"
         )
     if role := options.get("assume_role"):
         assumed = str(role).replace("\\", "\\\\").replace(" ", "\\ ")
