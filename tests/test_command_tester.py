@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -11,6 +12,7 @@ from trips import ALL, ShortBooking, Trip
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, InvalidOperationError
 from cmdbus.database.statements import load
+from cmdbus.errors import SchemaError
 from cmdbus.testing import CommandTester
 from cmdbus.testing.server import prepare
 
@@ -189,11 +191,15 @@ def test_travel_moves_every_time_that_something_waits_for(dsn: str) -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda tester: tester.travel(), r"say how far, as in travel\(hours=1\)"),
+        (lambda tester: tester.travel(), r"say how far, at most 100 years, as in travel\("),
+        (lambda tester: tester.travel(days=4_000_000), "say how far, at most 100 years"),
         (
             lambda tester: tester.travel(years=1),
-            r"timedelta, as in travel\(days=2, hours=1\), not in years",
+            r"timedelta, as in travel\(days=2, hours=1\), not in years=1",
         ),
+        (lambda tester: tester.travel(hours=float("nan")), "not in hours=nan"),
+        (lambda tester: tester.travel(5), "say how far in one timedelta or in its arguments"),
+        (lambda tester: tester.travel(timedelta(1), hours=1), "one timedelta or in its arg"),
         (lambda tester: tester.run_commands(HandlerRegistry()), "the registry has no handlers"),
         (lambda tester: tester.run_commands(registry_of("T")), "give a connection, or make"),
         (lambda tester: tester.run_commands(registry_of("T"), until="done"), "must be 'idle'"),
@@ -224,6 +230,15 @@ def test_a_transaction_that_cannot_be_used_is_refused(
         prepare(connection)
         with pytest.raises(ValueError, match=sentence):
             CommandTester().run_commands(registry_of("T"), connection)
+
+
+def test_a_transaction_in_a_database_without_the_schema_is_refused_and_stays_usable(
+    dsn: str,
+) -> None:
+    with psycopg.connect(dsn) as connection:
+        with pytest.raises(SchemaError, match="schema 'elsewhere' is not installed in database"):
+            CommandTester(schema="elsewhere").run_commands(registry_of("T"), connection)
+        connection.execute("SELECT 1")
 
 
 def test_the_database_of_a_project_outlives_another_build_of_cmdbus(

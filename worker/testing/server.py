@@ -51,5 +51,5 @@ def prepare(dsn: str) -> None:
         with psycopg.connect(dsn) as connection:
             executor.execute(connection, "drop_schema")
         install(dsn)
-    with own_session(dsn, "cmdbus", "cmdbus-testing") as session:
+    with own_session(dsn, "cmdbus-testing") as session:
         clear_database(executor, session)

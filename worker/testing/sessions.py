@@ -10,7 +10,6 @@ from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 
 from cmdbus.database import dsn as dsns
-from cmdbus.database import schema as schemas
 from cmdbus.database.executor import Executor
 from cmdbus.database.shared_session import shared_session
 from cmdbus.integrations.callers_connection import CallersConnection, session_of
@@ -23,9 +22,8 @@ _INERROR = psycopg.pq.TransactionStatus.INERROR
 
 
 @contextmanager
-def own_session(dsn: str, schema: str, name: str) -> Iterator[Connection]:
+def own_session(dsn: str, name: str) -> Iterator[Connection]:
     with dsns.connect(complete(dsns.parse(dsn), name, Timeouts())) as session:
-        schemas.check(session, schema)
         yield session
 
 

@@ -1,13 +1,13 @@
 """`CommandTester`: runs due commands, moves times, and shows what was sent."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Literal
 
-from cmdbus.checks import check_schema, shown
+from cmdbus.checks import MAX_SECONDS, check_schema, shown
+from cmdbus.database import schema as schemas
 from cmdbus.database.executor import Executor
-from cmdbus.database.schema import DEFAULT
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.records import CommandRecord, filled
 from cmdbus.registry import HandlerRegistry
@@ -22,6 +22,7 @@ from cmdbus.worker.claims.claim import Connection
 
 #: Commands that `sent` reads.
 _MAX_SENT = 10_000
+_FARTHEST = timedelta(seconds=MAX_SECONDS)
 
 
 class CommandTester:
@@ -41,7 +42,7 @@ class CommandTester:
         self._dsn = dsn
         self._project = django_project() if dsn is None else None
         if schema is None:
-            schema = DEFAULT if self._project is None else self._project.schema()
+            schema = schemas.DEFAULT if self._project is None else self._project.schema()
         self._executor = Executor(check_schema(schema))
         self._checked: set[str] = set()
 
@@ -100,15 +101,7 @@ class CommandTester:
         """Lets everything that waits for a time be so much nearer to it, as `travel(hours=1)`:
         moves due times, leases, expiries, rates, ticks and the times of breakers into the past. No
         clock changes. `duration`: arguments of timedelta."""
-        try:
-            by = delta if delta is not None else timedelta(**duration)
-        except TypeError as error:
-            raise ValueError(
-                "say how far in arguments of timedelta, as in travel(days=2, hours=1), not in "
-                + ", ".join(duration)
-            ) from error
-        if not by:
-            raise ValueError("say how far, as in travel(hours=1)")
+        by = _duration(delta, duration)
         with self._session(connection) as session:
             self._executor.execute(session, "move_times", {"by": by})
 
@@ -151,7 +144,7 @@ class CommandTester:
         dsn = self._dsn if self._project is None else self._project.dsn()
         if dsn is None:
             raise ValueError("give a connection, or make the CommandTester with a DSN")
-        with own_session(dsn, self._executor.schema, name) as session:
+        with own_session(dsn, name) as session:
             self._check(session)
             yield session
 
@@ -165,8 +158,25 @@ class CommandTester:
     def _check(self, session: Connection) -> None:
         """Each database once."""
         if session.info.dsn not in self._checked:
+            schemas.check(session, self._executor.schema)
             check_database(self._executor, session)
             self._checked.add(session.info.dsn)
+
+
+def _duration(delta: object, duration: Mapping[str, float]) -> timedelta:
+    example = "travel(days=2, hours=1)"
+    try:
+        by = timedelta(**duration) if delta is None else delta
+    except (TypeError, ValueError, OverflowError) as error:
+        given = ", ".join(f"{name}={shown(value)}" for name, value in duration.items())
+        raise ValueError(
+            f"say how far in arguments of timedelta, as in {example}, not in {given}"
+        ) from error
+    if not isinstance(by, timedelta) or (delta is not None and duration):
+        raise ValueError(f"say how far in one timedelta or in its arguments, as in {example}")
+    if not by or abs(by) > _FARTHEST:
+        raise ValueError(f"say how far, at most 100 years, as in {example}")
+    return by
 
 
 def _raise_first(done: list[Executed]) -> None:
