@@ -14,7 +14,7 @@ from cmdbus import Command, CommandBus, Context, HandlerRegistry, InvalidOperati
 from cmdbus.database.statements import load
 from cmdbus.errors import SchemaError
 from cmdbus.testing import CommandTester
-from cmdbus.testing.server import prepare
+from cmdbus.testing.server import prepare, prepared_database
 
 #: What belongs to the schema itself, and what retention has done.
 KEPT = {"migration", "limit_change", "removal"}
@@ -249,3 +249,17 @@ def test_the_database_of_a_project_outlives_another_build_of_cmdbus(
     sender.commit()
     prepare(dsn)
     assert CommandTester(dsn).sent(count=0) == []
+
+
+def test_two_runs_at_the_same_time_have_databases_of_their_own(dsn: str, bus: CommandBus) -> None:
+    try:
+        with prepared_database(dsn, None) as first:
+            bus.send("d", "T")
+            with prepared_database(dsn, None) as second:
+                assert CommandTester(second).sent(count=0) == []
+            CommandTester(first).sent("d", "T", count=1)
+        with prepared_database(dsn, None) as later:
+            assert later == first != second
+    finally:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE IF EXISTS "{connection.info.dbname}_2"'.encode())

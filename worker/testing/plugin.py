@@ -27,17 +27,19 @@ def cmdbus_server(pytestconfig: pytest.Config) -> "Iterator[EmbeddedPostgres]":
 
 
 @pytest.fixture(scope="session")
-def cmdbus_dsn(request: pytest.FixtureRequest) -> str:
-    """The database of the other fixtures: on `cmdbus_server`, with the schema; each worker of
-    pytest-xdist has one. With pytest-django it is the project's test database. Override it to use
-    the database of your own tests."""
+def cmdbus_dsn(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The database of the other fixtures: on `cmdbus_server`, with the schema; each run and worker
+    of pytest-xdist has one. With pytest-django it is the project's test database. Override it to
+    use the database of your own tests."""
     if (project := _django_project(request.config)) is not None:
         request.getfixturevalue("django_db_setup")
-        return str(project.dsn())
+        yield str(project.dsn())
+        return
     from cmdbus.testing.server import prepared_database
 
     server = request.getfixturevalue("cmdbus_server")
-    return prepared_database(server, os.environ.get("PYTEST_XDIST_WORKER"))
+    with prepared_database(server.dsn, os.environ.get("PYTEST_XDIST_WORKER")) as dsn:
+        yield dsn
 
 
 @pytest.fixture(autouse=True)

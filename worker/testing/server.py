@@ -1,13 +1,16 @@
 """The database of a project's tests: on an embedded server of the project's own, which all of its
-test processes share, and in a database of its own for each worker of pytest-xdist."""
+test processes share, and in a database of its own for each run and worker of pytest-xdist."""
 
 import hashlib
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 import psycopg
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cmdbus.database.executor import Executor
 from cmdbus.database.schema import install
@@ -26,20 +29,32 @@ def project_server(root: Path) -> EmbeddedPostgres:
     return EmbeddedPostgres(state_directory() / f"testing-{digest}", durable=False)
 
 
-def prepared_database(server: EmbeddedPostgres, worker: str | None) -> str:
-    """The DSN of the database of this worker, with the schema, and without commands that an earlier
-    run has left."""
-    dsn = server.dsn
-    if worker is not None:
-        name = "cmdbus_" + _NOT_IN_NAMES.sub("_", worker.lower())
-        executor = Executor("cmdbus")
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            if executor.row(connection, "find_database", name=name) is None:
-                create = render("create_named_database", executor.schema, identifier=name)
-                connection.execute(create.encode())
-        dsn = make_conninfo(dsn, dbname=name)
-    prepare(dsn)
-    return dsn
+@contextmanager
+def prepared_database(dsn: str, worker: str | None) -> Iterator[str]:
+    """The DSN of a database of this worker's on the server of `dsn`, with the schema, and without
+    commands that an earlier run has left. Another run at the same time gets another one."""
+    executor = Executor("cmdbus")
+    first = conninfo_to_dict(dsn)["dbname"] if worker is None else f"cmdbus_{_in_names(worker)}"
+    for number in count(1):
+        own = _existing(executor, dsn, str(first) if number == 1 else f"{first}_{number}")
+        with psycopg.connect(own, autocommit=True) as holder:
+            if executor.value(holder, "hold_database"):
+                prepare(own)
+                yield own
+                return
+
+
+def _in_names(worker: str) -> str:
+    return _NOT_IN_NAMES.sub("_", worker.lower())
+
+
+def _existing(executor: Executor, dsn: str, name: str) -> str:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        if executor.row(connection, "find_database", name=name) is None:
+            create = render("create_named_database", executor.schema, identifier=name)
+            with suppress(psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
+                connection.execute(create.encode())  # else another run has just made it
+    return make_conninfo(dsn, dbname=name)
 
 
 def prepare(dsn: str) -> None:

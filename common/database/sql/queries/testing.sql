@@ -17,6 +17,10 @@ SELECT FROM pg_database WHERE datname = %(name)s;
 -- name: create_named_database
 CREATE DATABASE {identifier};
 
+-- name: hold_database
+-- For as long as the session lasts; false if another run of tests holds it.
+SELECT pg_try_advisory_lock(hashtextextended('cmdbus.testing', 0));
+
 -- name: drop_schema
 DROP SCHEMA IF EXISTS {schema} CASCADE;
 
