@@ -10,6 +10,8 @@ from django.db import connections
 from django.test.utils import override_settings
 from django_support import fresh_connections, set_up
 
+from cmdbus import HandlerRegistry
+from cmdbus.django import app
 from cmdbus.django.checks import check_project
 
 set_up()
@@ -59,7 +61,7 @@ def test_another_database_is_warned_of_unless_a_backend_names_its_own(
 
 
 @pytest.mark.parametrize(
-    ("app", "sentence"),
+    ("given", "sentence"),
     [
         ("checked_app:registry", ""),
         ("checked_app:registri", "did you mean 'registry'?"),
@@ -69,13 +71,29 @@ def test_another_database_is_warned_of_unless_a_backend_names_its_own(
     ],
 )
 def test_the_app_of_the_setting_must_be_one(
-    app: object, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: object, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "checked_app.py").write_text(APP)
     monkeypatch.syspath_prepend(tmp_path)
-    errors = found(CMDBUS_APP=app, TASKS={})
+    errors = found(CMDBUS_APP=given, TASKS={})
     assert [each.id for each in errors] == ["cmdbus.E003"] * bool(sentence)
     assert all(sentence in each.msg for each in errors)
+
+
+@pytest.mark.parametrize("given", [None, "checked_app:registry", "cmdbus.django.app:registry"])
+def test_the_app_of_a_fleet_is_the_settings_or_has_all_tasks(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of one that cmdbus-supervise has started by itself."""
+    (tmp_path / "checked_app.py").write_text(APP)
+    monkeypatch.syspath_prepend(tmp_path)
+    app._registry.cache_clear()
+    with override_settings(CMDBUS_APP=given):
+        found = app.registry
+    app._registry.cache_clear()
+    assert isinstance(found, HandlerRegistry)
+    assert (found.surroundings is None) == (given == "checked_app:registry")
+    assert ("shop Greet" in [each.name for each in found]) == (given == "checked_app:registry")
 
 
 def test_an_error_in_a_module_of_tasks_is_found(

@@ -1,0 +1,27 @@
+"""The app of a fleet that is given no other: `cmdbus.django.app:registry`."""
+
+from functools import cache
+
+from django.conf import settings
+
+from cmdbus.registry import HandlerRegistry
+
+_OWN = f"{__name__}:registry"
+
+
+def __getattr__(name: str) -> object:
+    if name != "registry":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _registry()
+
+
+@cache
+def _registry() -> HandlerRegistry:
+    """That of the setting CMDBUS_APP or, without it, one with the handlers of all tasks."""
+    registry = HandlerRegistry(django=True)  # sets Django up
+    app = getattr(settings, "CMDBUS_APP", None)
+    if app in (None, _OWN):
+        return registry
+    from cmdbus.worker.boot.app import load
+
+    return load(str(app))
