@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from django.test.utils import override_settings
 from django_support import database_settings, set_up
 from queries import rows
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry
+from cmdbus import BusinessRuleError, Command, CommandBus, Context, HandlerRegistry
 from cmdbus.testing import CommandTester
 
 set_up()
@@ -52,6 +53,54 @@ def test_commands_run_in_the_transaction_of_a_test(django_dsn: str, bus: Command
         transaction.set_rollback(True)
     assert effects(django_dsn) == 0
     assert rows(django_dsn, "SELECT FROM cmdbus.command") == []
+
+
+def orm_registry(called: list[str]) -> HandlerRegistry:
+    """Of handlers that write by a model, one of which fails after that."""
+    from django_project.shop.models import Order
+
+    made = HandlerRegistry(django=True)
+
+    def write(command: Command, context: Context) -> None:
+        with transaction.atomic():
+            Order.objects.create(number=command.type, amount=1)
+        transaction.on_commit(partial(called.append, command.type))
+        if command.type == "Fail":
+            raise BusinessRuleError("REFUSED", "no")
+
+    for name in ("Place", "Fail"):
+        made.register("shop", name, write)
+    return made
+
+
+def test_handlers_write_by_models_in_the_transaction_of_a_test(
+    django_dsn: str, bus: CommandBus
+) -> None:
+    """Each in a savepoint, before what the test itself writes then."""
+    from django_project.shop.models import Order
+
+    called: list[str] = []
+    with transaction.atomic():
+        for name in ("Fail", "Place"):
+            bus.send("shop", name, connection=connection)
+        done = CommandTester().run_commands(orm_registry(called), raises=False)
+        assert [each.outcome for each in done] == ["FAILED", "COMPLETED"]
+        Order.objects.create(number="own", amount=1)
+        assert sorted(Order.objects.values_list("number", flat=True)) == ["Place", "own"]
+        transaction.set_rollback(True)
+    assert called == ["Place"]
+    assert rows(django_dsn, "SELECT FROM shop_order") == []
+
+
+def test_handlers_write_by_models_where_each_command_commits(
+    django_dsn: str, bus: CommandBus
+) -> None:
+    called: list[str] = []
+    bus.send("shop", "Fail")
+    bus.send("shop", "Place")
+    CommandTester().run_commands(orm_registry(called), raises=False)
+    assert rows(django_dsn, "SELECT number FROM shop_order") == [("Place",)]
+    assert called == ["Place"]
 
 
 def test_without_a_transaction_each_command_commits(django_dsn: str, bus: CommandBus) -> None:
