@@ -1,10 +1,13 @@
-"""A handler that goes on from its checkpoints, in a fleet that is killed and reloaded."""
+"""A handler that goes on from its checkpoints, in a fleet that is killed, reloaded and stopped."""
 
 import signal
+from functools import partial
 
 import pytest
 from eventually import eventually
 from fleet import Fleet, kill
+
+from cmdbus.exits import Exit
 
 pytestmark = pytest.mark.fleet(procs=2, threads=2)
 
@@ -14,10 +17,7 @@ NUMBERS = 200
 def test_each_row_is_written_once_whatever_stops_the_process_that_iterates(fleet: Fleet) -> None:
     """Checkpoints and rows share their transactions."""
     [sent] = fleet.send("Iterate", data=NUMBERS)
-
-    def await_rows(count: int) -> None:
-        eventually(lambda: fleet.query("SELECT count(*) FROM effect")[0][0] >= count)
-
+    await_rows = partial(_await_rows, fleet)
     await_rows(30)
     kill(eventually(lambda: fleet.executing("Iterate")))
     await_rows(60)
@@ -29,3 +29,18 @@ def test_each_row_is_written_once_whatever_stops_the_process_that_iterates(fleet
     assert written == [(number, 1) for number in range(NUMBERS)]
     kinds = fleet.query("SELECT DISTINCT kind FROM cmdbus.event WHERE command_id = %s", sent)
     assert kinds == [("LOST",)], "giving it back leaves no event"
+    _stop_while_it_iterates(fleet)
+
+
+def _stop_while_it_iterates(fleet: Fleet) -> None:
+    [sent] = fleet.send("Iterate", data=10**6)
+    _await_rows(fleet, NUMBERS + 40)
+    assert fleet.stop() == Exit.DONE, "nothing had to be killed"
+    command = "SELECT status, attempts, checkpoint::text FROM cmdbus.command WHERE command_id = %s"
+    written = "SELECT count(*), max(attempt) + 1 FROM effect WHERE command_id = %s"
+    [(count, following)] = fleet.query(written, sent)
+    assert count == following and fleet.query(command, sent) == [("PENDING", 0, str(count))]
+
+
+def _await_rows(fleet: Fleet, count: int) -> None:
+    eventually(lambda: fleet.query("SELECT count(*) FROM effect")[0][0] >= count)
