@@ -1,6 +1,7 @@
 """Handlers that keep checkpoints, go on from the last one, and give their command back."""
 
 import logging
+import re
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Event
@@ -10,6 +11,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from claiming import Claimer, ended
+from cli import here
 from eventually import eventually
 from handlers import (
     ONCE,
@@ -109,7 +111,9 @@ def test_a_checkpoint_of_a_failed_execution_is_rolled_back_with_its_transaction_
     assert resumed == [None, kept]
 
 
-def test_a_checkpoint_outlives_troubleshooting(dsn: str, bus: CommandBus) -> None:
+def test_a_checkpoint_outlives_troubleshooting_where_operators_see_it(
+    dsn: str, bus: CommandBus
+) -> None:
     def stop_halfway(command: Command, context: Context) -> object:
         if context.resumed is None:
             context.checkpoint(["half", 1.5, None])
@@ -119,9 +123,13 @@ def test_a_checkpoint_outlives_troubleshooting(dsn: str, bus: CommandBus) -> Non
     with running(dsn, handling(stop_halfway)):
         sent = bus.send("payments", "Debit")
         assert bus.wait("payments", sent, 10).status is Status.IN_TROUBLESHOOTING_QUEUE
+        for record in (found(bus, sent), *bus.query("payments"), *bus.troubleshooting.list()):
+            assert record.checkpoint == ["half", 1.5, None]
+        shown = here("get", "payments", str(sent), "--dsn", dsn).stdout
+        assert re.search(r' checkpoint +\["half", 1.5, null\]\n', shown)
         bus.troubleshooting.retry("payments", sent, operator="eve")
         record = bus.wait("payments", sent, 10)
-    assert record.result == ["half", 1.5, None]
+    assert (record.result, record.checkpoint) == (["half", 1.5, None], None)
 
 
 @pytest.mark.parametrize("before", [leave_effect, nothing])

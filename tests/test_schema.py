@@ -220,12 +220,12 @@ BY_ID = {
 @pytest.mark.parametrize(
     ("name", "parameters", "indexes"),
     [
-        ("read_command", {}, BY_ID),
+        ("read_command", {}, {**BY_ID, "checkpoint": {"checkpoint_pkey"}}),
         (
             "query_commands",
             dict.fromkeys(("domain", "status", "type", "key", "since", "until"))
             | {"limit": 10, "offset": 0},
-            {"finished": {"finished_DAY_created_at_idx"}},
+            {"finished": {"finished_DAY_created_at_idx"}, "checkpoint": {"checkpoint_pkey"}},
         ),
         ("read_audit", {}, {**BY_ID, "event": {"event_pkey"}}),
         ("read_task", {"domains": ["payments"]}, {**BY_ID, "event": {"event_pkey"}}),

@@ -15,6 +15,8 @@ from cmdbus.printable import hanging, one_line
 from cmdbus.reply import Reply
 
 T = TypeVar("T")
+#: Fields whose values come as text.
+_JSON = frozenset({"data", "result", "details", "state", "checkpoint"})
 
 
 class Status(StrEnum):
@@ -59,7 +61,7 @@ def check_status(status: str, kind: type[StrEnum] = Status) -> str:
 class CommandRecord:
     """One command as it is now; the columns of the view `command`, times in UTC.
 
-    `data` and `result` are `Undecodable` where another program wrote what this Python
+    `data`, `result` and `checkpoint` are `Undecodable` where another program wrote what this Python
     cannot decode. `max_attempts` is None while the handler's policy decides.
     """
 
@@ -87,6 +89,8 @@ class CommandRecord:
     key: str | None
     unique_key: str | None
     expires_at: datetime | None
+    #: The latest of its handler; None if there is none, or once it is terminal.
+    checkpoint: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,12 +231,12 @@ class AuditEvent:
 
 
 def filled(kind: type[T], row: Sequence[Any]) -> T:
-    """A record. A row has data, results, details and states as text."""
+    """The record of a row."""
     values = dict(zip((field.name for field in fields(kind)), row, strict=True))  # type: ignore[arg-type]
     for name, value in values.items():
         if isinstance(value, datetime):
             values[name] = value.astimezone(UTC)
-        elif name in ("data", "result", "details", "state") and value is not None:
+        elif name in _JSON and value is not None:
             values[name] = decode(value)
         elif name == "status":
             values[name] = kind.statuses(value)  # type: ignore[attr-defined]

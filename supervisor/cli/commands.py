@@ -284,4 +284,5 @@ def _facts(record: "CommandRecord", why: str | None) -> Iterator[tuple[str, obje
     yield "finished", when(record.finished_at)
     yield "worker", record.worker
     yield "data", data_text(record.data)
+    yield "checkpoint", None if record.checkpoint is None else data_text(record.checkpoint)
     yield "result", data_text(record.result) if record.finished_at else None

@@ -8,7 +8,8 @@ SELECT domain, command_id, type, status, priority, attempts, max_attempts,
     created_at, least(greatest(due_at, '0002-01-01'), '9998-12-31') AS due_at,
     started_at, finished_at, worker, key, unique_key,
     CASE WHEN expires_at IS NOT NULL
-        THEN least(greatest(expires_at, '0002-01-01'), '9998-12-31') END AS expires_at
+        THEN least(greatest(expires_at, '0002-01-01'), '9998-12-31') END AS expires_at,
+    checkpoint::text
 FROM {schema}.command
 WHERE domain = %(domain)s AND command_id = %(command_id)s;
 
@@ -20,7 +21,8 @@ SELECT domain, command_id, type, status, priority, attempts, max_attempts,
     created_at, least(greatest(due_at, '0002-01-01'), '9998-12-31') AS due_at,
     started_at, finished_at, worker, key, unique_key,
     CASE WHEN expires_at IS NOT NULL
-        THEN least(greatest(expires_at, '0002-01-01'), '9998-12-31') END AS expires_at
+        THEN least(greatest(expires_at, '0002-01-01'), '9998-12-31') END AS expires_at,
+    checkpoint::text
 FROM {schema}.command
 WHERE (%(domain)s::text IS NULL OR domain = %(domain)s)
     AND (%(status)s::text IS NULL OR status = %(status)s)
@@ -110,6 +112,8 @@ SELECT t.domain, t.command_id, t.type, 'IN_TROUBLESHOOTING_QUEUE', t.priority,
     t.claimed_at, NULL::timestamptz, i.worker, t.key, t.unique_key,
     CASE WHEN t.expires_at IS NOT NULL
         THEN least(greatest(t.expires_at, '0002-01-01'), '9998-12-31') END,
+    (SELECT k.data::text FROM {schema}.checkpoint k
+     WHERE k.domain = t.domain AND k.command_id = t.command_id AND k.created_at = t.created_at),
     t.failed_at,
     (SELECT e.details ->> 'reason'::text FROM {schema}.event e
      WHERE e.domain = t.domain AND e.command_id = t.command_id

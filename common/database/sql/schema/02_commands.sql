@@ -221,3 +221,15 @@ CREATE TABLE {schema}.removal (
     name text PRIMARY KEY,
     block bigint NOT NULL DEFAULT 0
 );
+
+-- How far the handlers of commands have come. A table of its own: whatever claims, settles or ends
+-- a command knows nothing of it, so commands without a checkpoint cost as much as before.
+CREATE TABLE {schema}.checkpoint (
+    saved_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- Of the command, which tells it from a later one that was given the same id.
+    created_at timestamptz NOT NULL,
+    command_id uuid NOT NULL,
+    domain {schema}.name NOT NULL,
+    data {schema}.payload NOT NULL,
+    PRIMARY KEY (domain, command_id)
+);

@@ -9,7 +9,11 @@ SELECT c.domain, c.command_id, c.type, c.status, c.priority,
     c.max_attempts::integer AS max_attempts,
     c.data, c.result, c.error_code, c.error_message, c.correlation_id, c.reply_to,
     c.batch_id, c.created_at, c.due_at, c.claimed_at AS started_at, c.finished_at, i.worker,
-    c.key, c.unique_key, c.expires_at
+    c.key, c.unique_key, c.expires_at,
+    CASE WHEN c.finished_at IS NULL THEN (
+        SELECT k.data::json FROM {schema}.checkpoint k
+        WHERE k.domain = c.domain AND k.command_id = c.command_id AND k.created_at = c.created_at
+    ) END AS checkpoint
 FROM (
     SELECT domain::text, command_id, type::text,
         CASE WHEN lease_until > clock_timestamp() THEN 'IN_PROGRESS' ELSE 'PENDING' END AS status,

@@ -1,16 +1,4 @@
--- How far the handlers of commands have come: what context.checkpoint keeps for the next execution.
-
--- A table of its own: whatever claims, settles or ends a command knows nothing of it, so commands
--- without a checkpoint cost as much as before.
-CREATE TABLE {schema}.checkpoint (
-    saved_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- Of the command, which tells it from a later one that was given the same id.
-    created_at timestamptz NOT NULL,
-    command_id uuid NOT NULL,
-    domain {schema}.name NOT NULL,
-    data {schema}.payload NOT NULL,
-    PRIMARY KEY (domain, command_id)
-);
+-- What context.checkpoint keeps for the next execution of a command: the table `checkpoint`.
 
 -- Keeps the checkpoint of a claim, instead of an earlier one of its command. False if the claim was
 -- lost. Outside of a handler's transaction p_locked keeps the claim for as long as this takes, so
