@@ -24,8 +24,8 @@ _SETTINGS = ("TASKS", "INSTALLED_APPS")
 
 @cache
 def tasks() -> dict[str, Any]:
-    """Tasks by module path, in the order in which they are found. Imports the modules of tasks; what one
-    of them raises is in an AppError, with its traceback."""
+    """Tasks by module path, in the order in which they are found. Imports their modules; what one
+    of these raises is in an AppError, with its traceback."""
     found: dict[str, Any] = {}
     for module in _modules():
         for value in list(vars(module).values()):
