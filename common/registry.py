@@ -64,7 +64,8 @@ class HandlerRegistry:
         """`encoder` is called with what has no form in JSON, and returns one: for results and error
         details of handlers, what they give to `context`, states and commands of processes, and data
         of schedules. See CommandBus. `django`: Django's default connection is the session of
-        `context.connection` inside of each handler; needs the settings of a project."""
+        `context.connection` inside of each handler, and the tasks of the project have handlers;
+        needs its settings."""
         self._encoder = check_encoder(encoder)
         self._handlers: dict[tuple[str, str], Handler] = {}
         #: Functions that make further handlers, when those are first asked for.
@@ -79,7 +80,7 @@ class HandlerRegistry:
         #: Around each call of each of its handlers; none for most registries.
         self.surroundings: Surroundings | None = None
         if django:
-            import_module("cmdbus.django.surroundings").surround(self)
+            import_module("cmdbus.django.registry").prepare(self)
 
     def handler(
         self, domain: str, type: str, **options: Unpack[HandlerOptions]

@@ -231,7 +231,8 @@ def lent_wrapper(kind: type[LentWrapper], own: Any, open: Open) -> Any:
     """A wrapper for the time that `own` is not used. Whoever watches the statements of that sees
     those of this one."""
     mixed: Any = kind
-    made = _mixed(mixed, own.__class__)(own.settings_dict, own.alias, open)
+    own_class = getattr(own, "own_class", own.__class__)  # `own` may be lent, too
+    made = _mixed(mixed, own_class)(own.settings_dict, own.alias, open)
     made.force_debug_cursor = own.force_debug_cursor
     made.queries_log = own.queries_log
     made.execute_wrappers = own.execute_wrappers

@@ -93,7 +93,7 @@ def errors_of(row: TaskRow, events: Iterable[Event]) -> list[dict[str, str]]:
     """The oldest first: what each failed execution raised, and a verdict for what ended the task
     otherwise."""
     errors = [
-        _error_of(event)
+        error_of(event)
         for event in events
         if event.kind != "OPERATOR_RETRY" and (event.details or {}).get("reason") != "INTERRUPTED"
     ]
@@ -103,7 +103,7 @@ def errors_of(row: TaskRow, events: Iterable[Event]) -> list[dict[str, str]]:
     return errors
 
 
-def _error_of(event: Event) -> dict[str, str]:
+def error_of(event: Event) -> dict[str, str]:
     details = event.details or {}
     if "exception" in details:
         path, trace = details["exception"], details["traceback"]

@@ -79,11 +79,16 @@ def read(task: Any, domain: str, data: object) -> tuple[Any, list[Any], dict[str
     """The task with what the data of its command says, its args and its kwargs. `task` is in a
     backend that has this queue. Raises a ValueError for data that is no task's."""
     found = decode(data)
+    return with_data(task, domain, found), found.args, found.kwargs
+
+
+def with_data(task: Any, domain: str, found: TaskData) -> Any:
+    """The task with what this data says."""
     backend = found.backend or DEFAULT_ALIAS
     if backend not in task_backends.settings or domain not in task_backends[backend].queues:
         backend = task.backend
     options = {"queue_name": domain, "backend": backend, "priority": found.priority}
-    return task.using(**options, run_after=found.run_after), found.args, found.kwargs
+    return task.using(**options, run_after=found.run_after)
 
 
 def command_priority(priority: int) -> int:
