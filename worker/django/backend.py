@@ -23,7 +23,7 @@ from cmdbus.django.frameworks import (
     task_backends,
     task_enqueued,
 )
-from cmdbus.django.options import BackendOptions, backend_options, options_of, queues_of
+from cmdbus.django.options import BackendOptions, backend_options, own_options, queues_of
 from cmdbus.django.results import result_of
 from cmdbus.django.task import CommandTask
 from cmdbus.django.task_commands import TaskCommands, task_commands
@@ -75,7 +75,8 @@ class CommandBusBackend(BaseTaskBackend):
         return task_commands(self.using, self.configured.schema)
 
     def validate_task(self, task: Any) -> None:
-        """At the decorator, and whenever it is enqueued."""
+        """At the decorator, and whenever it is enqueued. Wrong settings are no matter of the task,
+        whose module `manage.py check` may import before it reports them."""
         priority, run_after = task.priority, task.run_after
         if isinstance(priority, bool) or not isinstance(priority, int | float) or isnan(priority):
             raise InvalidTask(f"priority must be a whole number, not {shown(priority)}")
@@ -83,7 +84,7 @@ class CommandBusBackend(BaseTaskBackend):
             raise InvalidTask(f"run_after must be a datetime, not {shown(run_after)}")
         super().validate_task(task)
         _check_path(task)
-        options_of(task)
+        own_options(task)
 
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.validate_task(task)

@@ -26,7 +26,8 @@ def messages(backend: Any) -> Iterator[CheckMessage]:
     try:
         configured = backend.configured
     except InvalidTaskBackend as error:
-        yield Error(f"{error}.", id="cmdbus.E102")
+        end = "" if str(error).endswith("?") else "."
+        yield Error(f"{error}{end}", id="cmdbus.E102")
         return
     if problem := _problem_of(configured.using):
         yield Error(f"{where}: {problem}.", id="cmdbus.E103")

@@ -61,20 +61,19 @@ class BackendOptions:
 
 
 def options_of(task: Any) -> TaskOptions:
-    """Those that the settings have for this task, else its own, else those of its backend. Raises
-    an InvalidTask if its own are wrong."""
+    """Those that the settings have for this task, else its own, else those of its backend."""
+    configured: BackendOptions = task.get_backend().configured
+    own = {**own_options(task), **configured.tasks.get(task.module_path, {})}
+    return replace(configured.defaults, **own)
+
+
+def own_options(task: Any) -> dict[str, Any]:
+    """Those of its decorator. Raises an InvalidTask if one is wrong."""
     own = {name: getattr(task, name, None) for name in _CHECKS}
-    path, configured = task.module_path, _configured(task)
     try:
-        said = _task_options("", {name: own[name] for name in own if own[name] is not None})
+        return _task_options("", {name: own[name] for name in own if own[name] is not None})
     except ValueError as error:
-        raise InvalidTask(f"the task {path}: {error}") from None
-    return replace(configured.defaults, **{**said, **configured.tasks.get(path, {})})
-
-
-def _configured(task: Any) -> BackendOptions:
-    found: BackendOptions = task.get_backend().configured
-    return found
+        raise InvalidTask(f"the task {task.module_path}: {error}") from None
 
 
 def backend_options(params: Mapping[str, Any]) -> BackendOptions:
