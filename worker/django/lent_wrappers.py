@@ -72,7 +72,8 @@ class LentWrapper(BaseDatabaseWrapper):
     pool = None
 
     def __init__(self, settings: Any, alias: str, open: Open) -> None:
-        super().__init__(settings, alias)
+        self.own_settings = settings
+        super().__init__(self._adjusted(settings), alias)
         self.Database = _Driver(self.Database, open)
         self._pid = os.getpid()
 
@@ -82,6 +83,9 @@ class LentWrapper(BaseDatabaseWrapper):
             self.connect()
         else:
             super().connect()
+
+    def _adjusted(self, settings: Any) -> Any:
+        return settings
 
     def release(self) -> None:
         """Forgets the session, without a word to the server: it is the worker's."""
@@ -98,7 +102,7 @@ class LentWrapper(BaseDatabaseWrapper):
     def _become_own(self) -> None:
         """In a process that the handler has forked, this becomes Django's own wrapper, which opens
         a connection of its own."""
-        fresh = self.own_class(self.settings_dict, self.alias)
+        fresh = self.own_class(self.own_settings, self.alias)
         self.__dict__.clear()
         self.__dict__.update(fresh.__dict__)
         self.__class__ = self.own_class
@@ -106,6 +110,9 @@ class LentWrapper(BaseDatabaseWrapper):
 
 class LentSession(LentWrapper):
     """The session in autocommit mode."""
+
+    def _adjusted(self, settings: Any) -> Any:
+        return {**settings, "AUTOCOMMIT": True}
 
     def _close(self) -> None:
         """As the end of a connection does, it rolls back; the session stays open."""
@@ -126,13 +133,17 @@ class LentTransaction(LentWrapper):
     _is_connecting = False
 
     def __init__(self, settings: Any, alias: str, open: Open) -> None:
-        options = settings["OPTIONS"]
-        if "isolation_level" in options:  # That of the command's transaction is fixed.
-            options = {name: options[name] for name in options if name != "isolation_level"}
-            settings = {**settings, "OPTIONS": options}
         super().__init__(settings, alias, open)
         self.in_atomic_block = True
         self.atomic_blocks = [_CommandsTransaction()]
+
+    def _adjusted(self, settings: Any) -> Any:
+        """The isolation level of the command's transaction is fixed."""
+        options = settings["OPTIONS"]
+        if "isolation_level" not in options:
+            return settings
+        others = {name: options[name] for name in options if name != "isolation_level"}
+        return {**settings, "OPTIONS": others}
 
     def connect(self) -> None:
         """What Django has noted before its first statement stays."""
@@ -227,12 +238,12 @@ class LentTransaction(LentWrapper):
         super()._savepoint_commit(sid)
 
 
-def lent_wrapper(kind: type[LentWrapper], own: Any, open: Open) -> Any:
+def lent_wrapper(kind: Any, own: Any, open: Open) -> Any:
     """A wrapper for the time that `own` is not used. Whoever watches the statements of that sees
     those of this one."""
-    mixed: Any = kind
-    own_class = getattr(own, "own_class", own.__class__)  # `own` may be lent, too
-    made = _mixed(mixed, own_class)(own.settings_dict, own.alias, open)
+    is_lent = isinstance(own, LentWrapper)  # By a block around this one.
+    mixed = _mixed(kind, own.own_class if is_lent else own.__class__)
+    made = mixed(own.own_settings if is_lent else own.settings_dict, own.alias, open)
     made.force_debug_cursor = own.force_debug_cursor
     made.queries_log = own.queries_log
     made.execute_wrappers = own.execute_wrappers
