@@ -137,13 +137,31 @@ def test_the_app_must_be_installed() -> None:
     assert (error.id, error.hint) == ("cmdbus.E101", "Add 'cmdbus.django' to INSTALLED_APPS.")
 
 
-@pytest.mark.parametrize("option", [{"tasks": {}}, {"schedule": "0 3 * * *"}], ids=list)
-def test_a_task_that_workers_do_not_find_is_warned_of(option: dict[str, Any]) -> None:
-    [(name, value)] = option.items()
-    [warning] = checked({"OPTIONS": {name: {"django_project.shop.tasks.chage": value}}})
+def test_options_for_a_task_that_workers_do_not_find_are_warned_of() -> None:
+    [warning] = checked({"OPTIONS": {"tasks": {"django_project.shop.tasks.chage": {}}}})
     assert (warning.id, warning.is_serious()) == ("cmdbus.W101", False)
-    assert f"OPTIONS['{name}'] names 'django_project.shop.tasks.chage'" in warning.msg
+    assert "OPTIONS['tasks'] names 'django_project.shop.tasks.chage'" in warning.msg
     assert warning.hint == f"Did you mean '{CHARGE}'?"
+    missing = {
+        "modules": ["shop_reports"],
+        "tasks": {CHARGE: {}},
+        "schedule": {CHARGE: "0 3 * * *"},
+    }
+    assert checked({"OPTIONS": missing}) == []
+
+
+def test_a_schedule_that_keeps_workers_from_starting_is_an_error() -> None:
+    paths = ["django_project.shop.tasks.chage", CHARGE]
+    errors = checked({"OPTIONS": {"schedule": dict.fromkeys(paths, "0 3 * * *")}})
+    where = "OPTIONS['schedule'] of TASKS['default'] names"
+    assert [(error.id, error.msg) for error in errors] == [
+        ("cmdbus.E104", f"{where} '{paths[0]}', which is no task: did you mean '{CHARGE}'?"),
+        (
+            "cmdbus.E104",
+            f"{where} '{CHARGE}', which needs the argument 'order_id': a scheduled task is called "
+            f"without arguments.",
+        ),
+    ]
 
 
 def named(function: Callable[..., Any], name: str, module: str = __name__) -> Callable[..., Any]:

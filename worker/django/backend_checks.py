@@ -1,6 +1,7 @@
 """What `manage.py check` says about an entry of TASKS. Touches no database."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from django.apps import apps
@@ -9,7 +10,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from cmdbus.checks import did_you_mean
+from cmdbus.django.discovery import tasks
 from cmdbus.django.frameworks import InvalidTaskBackend
+from cmdbus.errors import AppError
 
 #: Django's names of PostgreSQL and of what is built on it, as PostGIS.
 _VENDOR = "postgresql"
@@ -26,12 +29,14 @@ def messages(backend: Any) -> Iterator[CheckMessage]:
     try:
         configured = backend.configured
     except InvalidTaskBackend as error:
-        end = "" if str(error).endswith("?") else "."
-        yield Error(f"{error}{end}", id="cmdbus.E102")
+        yield Error(_sentence(error), id="cmdbus.E102")
         return
     if problem := _problem_of(configured.using):
         yield Error(f"{where}: {problem}.", id="cmdbus.E103")
-    yield from _unknown_tasks(where, configured)
+    with suppress(AppError):  # of a module of tasks: the check of the app reports it
+        tasks()
+        yield from _unknown_tasks(where, configured.tasks)
+        yield from _unsendable_tasks(backend)
 
 
 def _problem_of(using: str) -> str:
@@ -52,16 +57,27 @@ def _problem_of(using: str) -> str:
     )
 
 
-def _unknown_tasks(where: str, configured: Any) -> Iterator[CheckMessage]:
-    from cmdbus.django.discovery import tasks
+def _unknown_tasks(where: str, paths: Iterable[str]) -> Iterator[CheckMessage]:
+    for path in paths:
+        if path not in tasks():
+            hint = did_you_mean(path, tasks())
+            yield Warning(
+                f"{where}: OPTIONS['tasks'] names {path!r}, which is no task that workers find.",
+                hint=f"D{hint[1:]}" if hint else None,
+                id="cmdbus.W101",
+            )
 
-    for option in ("tasks", "schedule"):
-        for path in getattr(configured, option):
-            if path not in tasks():
-                hint = did_you_mean(path, tasks())
-                yield Warning(
-                    f"{where}: OPTIONS[{option!r}] names {path!r}, which is no task that workers "
-                    f"find.",
-                    hint=f"D{hint[1:]}" if hint else None,
-                    id="cmdbus.W101",
-                )
+
+def _unsendable_tasks(backend: Any) -> Iterator[CheckMessage]:
+    """Of its schedule, which keeps workers from starting."""
+    from cmdbus.django.task_schedules import scheduled_task
+
+    for path in backend.schedule:
+        try:
+            scheduled_task(path, backend)
+        except AppError as error:
+            yield Error(_sentence(error), id="cmdbus.E104")
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if str(error).endswith("?") else f"{error}."

@@ -21,14 +21,20 @@ def schedule_tasks(registry: HandlerRegistry, handlers: Iterable[Handler]) -> No
     owners: dict[str, str] = {}
     for backend in command_bus_backends():
         for path, cron in backend.schedule.items():
-            where = f"OPTIONS['schedule'] of TASKS[{backend.alias!r}]"
+            where = _where(backend)
             if (other := owners.setdefault(path, where)) != where:
                 raise AppError(f"{path!r} is in {other}, and in {where}: leave it in one of them")
-            task = _checked(where, path, backend)
+            task = scheduled_task(path, backend)
             _declare(registry, by_name[f"{task.queue_name} {path}"], task, cron, backend.alias)
 
 
-def _checked(where: str, path: str, backend: CommandBusBackend) -> Any:
+def _where(backend: CommandBusBackend) -> str:
+    return f"OPTIONS['schedule'] of TASKS[{backend.alias!r}]"
+
+
+def scheduled_task(path: str, backend: CommandBusBackend) -> Any:
+    """The task of this path; an AppError if the backend cannot send it without arguments."""
+    where = _where(backend)
     task = tasks().get(path)
     if task is None:
         hint = did_you_mean(path, tasks()) or "it must be in a module that workers import"
