@@ -35,6 +35,15 @@ def undone_twice(**changed: object) -> Change:
     return change("processes", 0, steps=[*steps, replace(steps[2], **again)])
 
 
+def iterated(*numbers: int, rows: int = 0) -> Change:
+    """A completed command has written these of its rows."""
+    id_ = GOOD.rows[0].command_id
+    return both(
+        change("rows", 0, type="Iterate", iterates=rows or len(numbers)),
+        put(iterations={id_: numbers}),
+    )
+
+
 #: A call goes on after its command has ended at 105.0.
 WAITS_ON = both(
     change("calls", 4, answer=None, outcome="unknown", timed_out=True, ended=106.5),
@@ -63,6 +72,12 @@ BROKEN: dict[str, dict[str, Change]] = {
     "only-selected-instances-claim": {
         "a type without its tag": change("rows", 0, type="Tagged"),
         "a priority that is left to another": change("rows", 0, priority=10),
+    },
+    "rows-of-iterations-are-there-once": {
+        "a row twice": iterated(1, 0, 1),
+        "a row is missing in the middle": iterated(0, 2),
+        "not all rows": iterated(0, rows=2),
+        "of a command that is nowhere": put(iterations={"nowhere": [0]}),
     },
     "no-invention": {
         "it was never sent": drop("calls", 0),

@@ -47,6 +47,7 @@ from fault_injection.fleet_checks import (
     the_server_is_content,
 )
 from fault_injection.history import Call, History, Restore
+from fault_injection.iteration_checks import rows_of_iterations_are_there_once
 from fault_injection.lane_checks import (
     no_place_is_lost,
     order_is_kept,
@@ -146,6 +147,7 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("each execution has a claim of its own", each_execution_has_a_claim),
     ("effects: once if completed, else never", effects_are_there_once),
     ("effects are of the settled run, in its transaction", effects_are_of_what_was_settled),
+    ("what goes on from checkpoints writes each row once", rows_of_iterations_are_there_once),
     ("executions are explained by what is recorded", runs_are_explained),
     ("each claim after an ended lease has its event", ended_leases_are_recorded),
     ("leases of living processes are renewed", leases_of_the_living_are_renewed),

@@ -17,6 +17,7 @@ from fault_injection.grouping import (
 )
 from fault_injection.handlers import UNHANDLED
 from fault_injection.history import Event, History
+from fault_injection.iterating import ITERATE
 from fault_injection.oddities import KEPT
 from fault_injection.selecting import TAGGED
 
@@ -26,7 +27,7 @@ _ROUNDING_S = 0.00001
 _LEASE_ENDED = "LEASE_ENDED"
 _INNOCENT = ("LOST", "TIMEOUT", "CRASHED")
 _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
-    **dict.fromkeys(("Noop", "Tx", "Io", "Long", "Grow", "Stuck"), (("COMPLETED", None),)),
+    **dict.fromkeys(("Noop", "Tx", "Io", "Long", "Grow", "Stuck", ITERATE), (("COMPLETED", None),)),
     "Transient": (("COMPLETED", None), ("IN_TROUBLESHOOTING_QUEUE", "TRANSIENT")),
     TAGGED: (("COMPLETED", None),),
     **dict.fromkeys(

@@ -6,6 +6,7 @@ from typing import Any
 
 from cmdbus import SendRequest
 from fault_injection.handlers import DOMAIN, DOMAINS, REPLIES
+from fault_injection.iterating import ITERATE
 
 _KINDS = {
     "Noop": 80,
@@ -13,6 +14,7 @@ _KINDS = {
     "Io": 24,
     "Transient": 12,
     "Undone": 8,
+    ITERATE: 8,
     "Long": 2,
     "Rule": 8,
     "Permanent": 4,
@@ -64,6 +66,8 @@ class Drawing:
             data["seconds"] = round(dice.uniform(0.5, self._limits.longest), 2)
         elif kind == "Transient":
             data["times"] = dice.choice((1, 2, 3))
+        elif kind == ITERATE:
+            data["rows"], data["seconds"] = dice.randint(1, 8), round(dice.uniform(0.001, 0.05), 3)
         elif kind == "Adds":
             data["adds"] = ADDED[: dice.randint(1, len(ADDED))]
         if kind == "Big":

@@ -29,6 +29,7 @@ from cmdbus import (
 from fault_injection.failpoints import DIRECTORY, NAME
 from fault_injection.flows import Flow
 from fault_injection.guarding import register_guarded
+from fault_injection.iterating import ITERATE, iterate
 from fault_injection.lanes import register_lanes
 from fault_injection.oddities import ODDITIES
 from fault_injection.plan import ALL_DOMAINS
@@ -222,6 +223,7 @@ BODIES: dict[str, Body] = {
     "Noop": noop,
     "Tx": tx,
     "Adds": adds,
+    ITERATE: iterate,
     "Cross": cross,
     "Io": io,
     "Long": io,

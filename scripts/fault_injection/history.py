@@ -65,6 +65,7 @@ class Row:
     #: The command that added it to its batch, and how many this one adds.
     added_by: str | None = None
     adds: int = 0
+    iterates: int = 0  # the number of rows that it writes
     #: The type as 'domain type', if that has a limit, or had one in the run; `type` is what its
     #: handler does.
     limited: str | None = None
@@ -320,6 +321,8 @@ class History:
     #: When the schedules were paused.
     paused_at: Time = 0.0
     effects: Sequence[Effect] = ()
+    #: The numbers of the rows that commands have written, by their ids.
+    iterations: Mapping[str, Sequence[int]] = field(default_factory=dict)
     limit_changes: Sequence[LimitChange] = ()
     #: The lanes that had a turn at the end.
     turns: Sequence[str] = ()

@@ -94,7 +94,7 @@ _ROW = """
 SELECT command_id, '{table}', {status}, type, domain, priority,
     CASE WHEN pg_column_size(data) < 100000 THEN data ELSE json_build_object(
         'call', data -> 'call', 'index', data -> 'index', 'delay', data -> 'delay',
-        'adds', data -> 'adds', 'does', data -> 'does',
+        'adds', data -> 'adds', 'does', data -> 'does', 'rows', data -> 'rows',
         'unique_until', data -> 'unique_until') END,
     error_code, attempts, max_attempts, losses, token, claimer, {result}, created_at, reply_to,
     batch_id, key, unique_key, expires_at
@@ -122,6 +122,8 @@ SELECT details ->> 'schedule', (details ->> 'tick')::timestamptz, command_id, at
 FROM cmdbus.event WHERE kind = 'SENT_BY_SCHEDULE' ORDER BY id"""
 _PROBES = "SELECT at, breaker, held, most FROM chaos.probe ORDER BY number"
 _EFFECTS = "SELECT command_id, run, session, xid FROM chaos.effect"
+_ITERATIONS = """
+SELECT command_id::text, array_agg(number)::text FROM chaos.iteration GROUP BY command_id"""
 _BATCHES = """
 SELECT b.batch_id, coalesce(b.name, ''), b.status, b.total, b.completed, b.failed, b.canceled,
     coalesce(c.rows, '{}'::json), coalesce(s.on_complete, 0), coalesce(s.on_cancel, 0)
@@ -195,12 +197,17 @@ def read_tables(connection: psycopg.Connection) -> dict[str, Any]:
         "ticks": records(Tick, _TICKS),
         "probes": records(Probe, _PROBES),
         "effects": records(Effect, _EFFECTS),
+        "iterations": {id_: _numbers(text) for id_, text in all_of(_ITERATIONS)},
         "limit_changes": limit_changes,
         "turns": [name for (name,) in all_of(_TURNS)],
         "batches": records(Batch, _BATCHES),
         "processes": [_process(*row) for row in connection.execute(_PROCESSES).fetchall()],
         "workers": dict(all_of(_WORKERS)),
     }
+
+
+def _numbers(array: str) -> list[int]:
+    return [int(number) for number in array.strip("{}").split(",")]
 
 
 def _names(record: Any) -> list[str]:
@@ -237,6 +244,7 @@ def _row(*values: Any) -> Row:
         process=asked.get("process"),
         added_by=asked.get("added_by"),
         adds=len(asked.get("adds") or ()),
+        iterates=asked.get("rows") or 0,
         limited=f"{domain} {type_}",
         key=key,
         unique_key=unique_key,

@@ -13,6 +13,8 @@ CREATE TABLE chaos.effect (
     session text NOT NULL DEFAULT current_setting('application_name'),
     xid bigint NOT NULL DEFAULT txid_current()
 );
+-- Rows of commands that write several, one after the other.
+CREATE TABLE chaos.iteration (command_id uuid NOT NULL, number integer NOT NULL);
 CREATE TABLE chaos.move (
     number bigint GENERATED ALWAYS AS IDENTITY,
     began timestamptz NOT NULL DEFAULT statement_timestamp(),
@@ -149,6 +151,13 @@ SABOTAGES = {
         "expire_step": {
             "end_awaited(process, NULL, reason)": "resume_process(process) IS NULL",
             "SET status = 'COMPENSATING',": "SET status = 'COMPENSATING', awaited_id = NULL,",
+        }
+    },
+    # Some checkpoints are lost, and the one before them stays.
+    "checkpoints": {
+        "save_checkpoint": {
+            "SET data = EXCLUDED.data": "SET data = CASE WHEN random() < 0.3 THEN c.data"
+            " ELSE EXCLUDED.data END"
         }
     },
     # A lane has as many places as if none were taken.
