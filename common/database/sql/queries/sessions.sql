@@ -74,10 +74,10 @@ SELECT pg_backend_pid();
 -- name: read_backend
 -- The server process of this session, and its start in microseconds since 1970, NULL where the role
 -- may not see the sessions of the one that has logged in. Behind a pooler the driver has the
--- pooler's pid.
+-- pooler's pid. The function, as its view costs each new session a millisecond of joins.
 SELECT pg_backend_pid(), (extract(epoch FROM backend_start) * 1000000::numeric)::bigint,
     session_user::text, current_user::text
-FROM pg_stat_activity WHERE pid = pg_backend_pid();
+FROM pg_stat_get_activity(pg_backend_pid());
 
 -- name: read_role
 SELECT current_user::text;
