@@ -35,6 +35,8 @@ from programs import SCRIPTS, WITHIN_S, databases, interrupt, run
 CHAOS = SCRIPTS / "chaos"
 #: One short run each. This one: one instance is frozen for longer than its leases last.
 FREEZE = ["--seed", "13087", "--minutes", "0.03", "--only", "freeze-node"]
+#: The smallest run: one worker process of each instance, and one producer.
+KILL = ["--seed", "3", "--minutes", "0.02", "--only", "kill-worker"]
 KILLS = ["--seed", "1609", "--minutes", "0.05", "--only", "kill-worker", "--only", "kill-steward"]
 #: None of these faults may cost a lease.
 CALM = ["--seed", "7", "--minutes", "0.25", "--only", "kill-producer"]
@@ -235,14 +237,14 @@ def is_late(proxy: Any, dsn: str) -> bool:
 # Whole runs.
 
 
-@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.timeout(WITHIN_S + 10)
-def test_a_bus_survives_a_short_run(dsn: str) -> None:
-    found = the_object_of(run("chaos", *KILLS, "--dsn", dsn, "--json"), 0)
+@pytest.mark.parametrize("faults", [KILL, pytest.param(KILLS, marks=pytest.mark.long)])
+def test_a_bus_survives_a_short_run(dsn: str, faults: list[str]) -> None:
+    found = the_object_of(run("chaos", *faults, "--dsn", dsn, "--json"), 0)
     assert (found["ok"], found["violations"], found["skipped"]) == (True, {}, [])
     assert found["commands"] > 100
-    assert set(found["recoveries_s"]) == {"kill-worker", "kill-steward"}
+    assert set(found["recoveries_s"]) == {*faults[5::2]}
     assert all(found["recoveries_s"].values())
     assert {
         "no-loss",

@@ -39,6 +39,9 @@ _FIRST_S = 1.0
 #: Seconds of a run from which on its commands are for all domains. In a shorter one they are for
 #: a few, so that each has its turn in time also on a busy machine.
 _ALL_DOMAINS_S, _FEW_DOMAINS = 60.0, 4
+#: Seconds of a run from which on instances have several processes, and there are several producers.
+#: A shorter one is for tests: everything of it ends soon, and is checked.
+_SEVERAL_S, _TWO_DOMAINS = 1.5, 2
 #: Seconds of rest after a fault that is apart.
 _APART_S = 20.0
 #: Of what producers send otherwise, where there are only races: a fleet that is killed all the
@@ -48,8 +51,10 @@ _IN_RACES = 0.4
 
 def make(seed: int, minutes: float, only: Sequence[str] = (), *, hosts: bool = False) -> Plan:
     generator = random.Random(f"plan:{seed}")
-    options = _options(generator, seed)
     storm_s = round(60 * minutes, 1)
+    options = _options(generator, seed)
+    if storm_s < _SEVERAL_S:
+        options = replace(options, procs=1)
     names = [name for group in only for name in GROUPS.get(group, [group])]
     names = names or [
         name for name in GROUPS["all"] if hosts or KINDS[name].needs is not Needs.HOSTS
@@ -57,15 +62,21 @@ def make(seed: int, minutes: float, only: Sequence[str] = (), *, hosts: bool = F
     kinds = [KINDS[name] for name in names]
     turns = kinds if only else [kind for kind in kinds if not kind.at_failpoint]
     share = _IN_RACES if set(names) <= set(GROUPS["races"]) else 1.0
-    producers = tuple(_producer(generator, number, share) for number in range(3))
+    producers = [_producer(generator, number, share) for number in range(3)]
     return Plan(
         seed=seed,
         storm_s=storm_s,
         options=options,
-        domains=ALL_DOMAINS if storm_s >= _ALL_DOMAINS_S else _FEW_DOMAINS,
-        producers=producers,
+        domains=_domains(storm_s),
+        producers=tuple(producers if storm_s >= _SEVERAL_S else producers[:1]),
         faults=tuple(_faults(generator, storm_s, kinds, turns, options.instances)),
     )
+
+
+def _domains(storm_s: float) -> int:
+    if storm_s < _SEVERAL_S:
+        return _TWO_DOMAINS
+    return _FEW_DOMAINS if storm_s < _ALL_DOMAINS_S else ALL_DOMAINS
 
 
 def _options(generator: random.Random, seed: int) -> Options:
