@@ -98,7 +98,8 @@ def _started(directory: Path) -> EmbeddedPostgres:
 
     Without fsync, and with databases in memory, it does not survive a loss of power.
     """
-    server = EmbeddedPostgres(directory, durable=False)
+    # The zone is that of the sessions: each would read the directories of zones for its own.
+    server = EmbeddedPostgres(directory, durable=False, settings={"timezone": os.environ["TZ"]})
     try:
         server.start()
     except EmbeddedError:
@@ -281,12 +282,14 @@ def fleet(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator[
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+    memory: Path | None,
 ) -> Iterator[None]:
     """Fail the test that leaves a thread, a process, an open file or a temporary file."""
     tmp_path_factory.getbasetemp()  # made at its first use, which would be in the directory below
     # Not tmp_path: that is too long for sockets, and closed to the server's user under root.
-    temporary = Path(tempfile.mkdtemp(prefix="cmdbus-test-"))
+    temporary = Path(tempfile.mkdtemp(prefix="cmdbus-tmp-", dir=memory))
     temporary.chmod(0o711)
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
