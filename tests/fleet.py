@@ -31,6 +31,8 @@ LADDER = {
     "thread-timeout": 3,
     "watchdog-timeout": 5,
 }
+#: The loggers by which Django tells how its tasks have ended.
+_OF_TASKS = {"django.tasks", "django_tasks"}
 _TESTS = Path(__file__).parent
 
 
@@ -210,7 +212,11 @@ class Fleet(Supervisor, SentCommands):
 
     def assert_sound(self, *, alone: bool = True) -> None:
         """No traceback but those of commands, and no session in the database if it was alone."""
-        tracebacks = [e for e in self.events() if "traceback" in e and "outcome" not in e]
+        tracebacks = [
+            event
+            for event in self.events()
+            if "traceback" in event and "outcome" not in event and event["logger"] not in _OF_TASKS
+        ]
         assert not tracebacks, tracebacks
         others = [line for line in self._lines() if _event(line) is None]
         assert not [line for line in others if "Traceback" in line]
