@@ -43,6 +43,7 @@ MORE = {
     "ordered": {"ordered-of-bare"},
     "limited-idle": {"limited-claim"},
     "tag-idle": {"tag-claim"},
+    "django": {"django-db-worker"},
     "breaker-idle": {"breaker-claim"},
     "instances": {"instances-bare", "instances-of-bare", "row-waits"},
 }

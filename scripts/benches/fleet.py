@@ -105,6 +105,7 @@ def fleet(
     domains: int = 1,
     started: bool = True,
     app: str = "benches.fleet:registry",
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Fleet]:
     """Handlers by type, which must be functions of a module: each process looks them up there.
     All processes are ready when this yields, unless the caller is to start them."""
@@ -116,7 +117,8 @@ def fleet(
             threads=threads,
             options=("--log-level", "warning", "--drain-timeout", "5"),
             environment={
-                _HANDLERS: base64.b64encode(pickle.dumps((dict(handlers), domains))).decode()
+                _HANDLERS: base64.b64encode(pickle.dumps((dict(handlers), domains))).decode(),
+                **(environment or {}),
             },
         )
         made = [Instance(f"bench-{n}", options, Path(directory)) for n in range(instances)]

@@ -11,6 +11,7 @@ from benches.growing import domains, instances, lease_look
 from benches.guarding import breaker_idle
 from benches.limiting import fair, keyed, limited_idle, limited_latency, ordered
 from benches.managing import process
+from benches.orm.comparing import django
 from benches.peers.comparing import MEASURES as PEER_MEASURES
 from benches.peers.comparing import PEERS, peers
 from benches.selecting import tag_idle
@@ -72,6 +73,8 @@ ROWS = {
         Row("tick-latency", tick_latency, _MS, 1.0),
         Row("tag-idle", tag_idle, "statements/s", 10.0),
         Row("tag-claim", tag_idle, _MS, 0.9),
+        Row("django", django, _RATE, 0.5),
+        Row("django-db-worker", django, _RATE, 4.0),
         *(
             Row(f"{name}-{peer}", peers, _MS if name == "pickup" else _RATE)
             for peer in PEERS

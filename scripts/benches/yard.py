@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -97,18 +98,21 @@ class Yard:
         self.bus.send(DOMAIN, type_, data)
 
     def drain(self, fleet: Fleet, requests: Sequence[SendRequest]) -> Drained:
-        """By a fleet that waits for work."""
+        """By a fleet that waits for work; all requests are of one domain."""
+        domain = requests[0].domain
         self.clear()
-        self.bus.pause(DOMAIN)
+        self.bus.pause(domain)
         self.bus.send_many(requests)
-        return self._drain(DOMAIN, len(requests), self._resume, fleet.pids, fleet.check)
+        resume = partial(self.bus.resume, domain)
+        return self._drain(domain, len(requests), resume, fleet.pids, fleet.check)
 
     def drain_batch(self, fleet: Fleet, requests: Sequence[SendRequest]) -> Drained:
         """Until the batch is over, too."""
         self.clear()
         self.bus.pause(DOMAIN)
         batch_id = self.bus.create_batch(DOMAIN, requests)
-        drained = self._drain(DOMAIN, len(requests), self._resume, fleet.pids, fleet.check)
+        resume = partial(self.bus.resume, DOMAIN)
+        drained = self._drain(DOMAIN, len(requests), resume, fleet.pids, fleet.check)
         record = self.bus.wait_batch(batch_id, _PATIENCE_S)
         if record.completed != len(requests):
             raise RuntimeError(f"of {len(requests)} commands {record.completed} were counted")
@@ -161,9 +165,6 @@ class Yard:
 
     def value(self, query: str, *values: object) -> Any:
         return self.connection.execute(query, values).fetchall()[0][0]
-
-    def _resume(self) -> None:
-        self.bus.resume(DOMAIN)
 
     def _drain(
         self,

@@ -1,0 +1,5 @@
+from django.db import models
+
+
+class Effect(models.Model):
+    number = models.IntegerField()
