@@ -62,9 +62,9 @@ async def write_async(title: str) -> str:
 
 
 @task
-async def write_async_and_fail(title: str) -> int:
+async def write_async_and_fail(title: str, error: str) -> None:
     await Article.objects.acreate(title=title)
-    raise LookupError("async")
+    raise _ERRORS[error]
 
 
 @task
