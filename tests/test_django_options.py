@@ -239,3 +239,9 @@ def test_a_task_that_no_worker_finds_is_refused_when_it_is_sent(
     vars(module)["remind"] = task(named(remind, "remind", "shop_reports"))
     with listed, pytest.raises(InvalidTask, match="another function than the one that workers run"):
         local.enqueue(7)
+
+
+def test_a_task_is_sent_while_other_modules_of_tasks_cannot_be_imported(django_dsn: str) -> None:
+    with with_options(modules=["shop_reports"]):
+        result = charge.enqueue(7)
+        assert charge.get_result(result.id) == result

@@ -11,8 +11,7 @@ from cmdbus.checks import check_id, check_name, shown
 from cmdbus.data import decode
 from cmdbus.django import task_data
 from cmdbus.django.backend_checks import messages
-from cmdbus.django.discovery import is_imported
-from cmdbus.django.discovery import tasks as known_tasks
+from cmdbus.django.discovery import find_task, is_imported
 from cmdbus.django.frameworks import (
     BaseTaskBackend,
     InvalidTask,
@@ -122,7 +121,7 @@ class CommandBusBackend(BaseTaskBackend):
             raise TaskResultDoesNotExist(
                 f"no queue of TASKS[{self.alias!r}] has a task {command_id}, or has it any longer"
             )
-        declared = known_tasks().get(row.type)
+        declared = find_task(row.type)
         try:
             if declared is None:
                 raise ValueError("no worker knows a task of this name")
@@ -174,7 +173,7 @@ def _check_path(task: Any) -> None:
 
 def _check_found(task: Any) -> None:
     """A command of another task would wait for ever."""
-    found = known_tasks().get(task.module_path)
+    found = find_task(task.module_path)
     if found is not None and found.func is task.func:
         return
     module, path = task.func.__module__, task.module_path

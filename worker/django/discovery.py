@@ -34,6 +34,16 @@ def tasks() -> dict[str, Any]:
     return found
 
 
+def find_task(path: str) -> Any | None:
+    """The one of `tasks` with this path. If its module has been imported, no other one matters:
+    whoever sends a task is not to fail because of an error in another app's tasks."""
+    module, _, name = path.rpartition(".")
+    task = getattr(sys.modules.get(module), name, None)
+    if isinstance(task, Task) and task.module_path == path and is_imported(module):
+        return task
+    return tasks().get(path)
+
+
 def is_imported(module: str) -> bool:
     """Whether workers import the module of this name for its tasks. Imports nothing."""
     names = [f"{app.name}.{_TASKS}" for app in apps.get_app_configs()]
