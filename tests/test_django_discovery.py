@@ -124,6 +124,15 @@ def test_a_schedule_sends_a_task_without_arguments_with_its_priority() -> None:
     assert schedule.data == '{"args":[],"kwargs":{}}'
 
 
+def test_a_schedule_is_declared_by_the_workers_of_its_backends_bus_alone() -> None:
+    path = f"{MODULE}.read_the_thread"
+    setting = tasks_setting()
+    options = {"schema": "other", "schedule": {path: "0 3 * * *"}}
+    setting["other"] = {"BACKEND": BACKEND, "QUEUES": ["default"], "OPTIONS": options}
+    with task_settings(setting):
+        assert HandlerRegistry(django=True).schedules() == []
+
+
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [

@@ -9,6 +9,7 @@ from django.conf import settings
 from cmdbus.checks import did_you_mean
 from cmdbus.django import task_data
 from cmdbus.django.backend import CommandBusBackend, command_bus_backends
+from cmdbus.django.buses import Bus, bus_of_process
 from cmdbus.django.discovery import tasks
 from cmdbus.errors import AppError
 from cmdbus.handlers import Handler
@@ -16,10 +17,14 @@ from cmdbus.registry import HandlerRegistry
 
 
 def schedule_tasks(registry: HandlerRegistry, handlers: Iterable[Handler]) -> None:
-    """Declares them; cron lines are read in the time zone of the project."""
+    """Declares those of the backends that are on the bus of this process: the others have workers of
+    their own. Cron lines are read in the time zone of the project."""
     by_name = {handler.name: handler for handler in handlers}
     owners: dict[str, str] = {}
+    bus = bus_of_process()
     for backend in command_bus_backends():
+        if Bus(backend.using, backend.configured.schema) != bus:
+            continue
         for path, cron in backend.schedule.items():
             where = _where(backend)
             if (other := owners.setdefault(path, where)) != where:
