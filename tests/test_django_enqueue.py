@@ -272,6 +272,17 @@ def test_a_task_may_be_sent_with_sql(django_dsn: str) -> None:
     assert result.task == confirm.using(priority=0)
 
 
+@pytest.mark.parametrize("data", ["{}", '{"backend": "default"}', '{"backend": "gone"}'])
+def test_a_task_is_in_no_backend_that_is_not_cmdbuss(django_dsn: str, data: str) -> None:
+    dummy = "django_tasks" if "django_tasks" in settings.INSTALLED_APPS else "django.tasks"
+    dummy += ".backends.dummy.DummyBackend"
+    tasks = {"bus": settings.TASKS["default"], "default": {"BACKEND": dummy}}
+    [(id_,)] = rows(django_dsn, "SELECT cmdbus.send('default', %s, %s)", charge.module_path, data)
+    with override_settings(TASKS=tasks):
+        result = task_backends["bus"].get_result(str(id_))
+        assert (result.backend, result.task.backend) == ("bus", "bus")
+
+
 @pytest.mark.parametrize(
     ("domain", "type_", "data"),
     [

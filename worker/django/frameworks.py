@@ -24,9 +24,6 @@ except ModuleNotFoundError as error:
 
 _base: _Module = import_module(f"{NAME}.base")
 _exceptions: _Module = import_module(f"{NAME}.exceptions")
-_json: _Module = import_module(
-    "django_tasks.utils" if NAME == "django_tasks" else "django.utils.json"
-)
 
 #: Of the backends in the setting TASKS, by alias.
 task_backends = _tasks.task_backends
@@ -50,4 +47,3 @@ _signals: _Module = import_module(f"{NAME}.signals")
 task_enqueued = _signals.task_enqueued
 task_started = _signals.task_started
 task_finished = _signals.task_finished
-normalize_json = _json.normalize_json

@@ -84,11 +84,20 @@ def read(task: Any, domain: str, data: object) -> tuple[Any, list[Any], dict[str
 
 def with_data(task: Any, domain: str, found: TaskData) -> Any:
     """The task with what this data says."""
-    backend = found.backend or DEFAULT_ALIAS
-    if backend not in task_backends.settings or domain not in task_backends[backend].queues:
-        backend = task.backend
+    alias = found.backend or DEFAULT_ALIAS
+    backend = alias if _is_ours(alias, domain) else task.backend
     options = {"queue_name": domain, "backend": backend, "priority": found.priority}
     return task.using(**options, run_after=found.run_after)
+
+
+def _is_ours(alias: str, queue: str) -> bool:
+    """Whether it is a backend of cmdbus with this queue."""
+    from cmdbus.django.backend import CommandBusBackend  # which imports this module
+
+    if alias not in task_backends.settings:
+        return False
+    backend = task_backends[alias]
+    return isinstance(backend, CommandBusBackend) and queue in backend.queues
 
 
 def command_priority(priority: int) -> int:
