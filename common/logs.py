@@ -18,6 +18,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from cmdbus.named_lines import named
 from cmdbus.printable import hanging
 from cmdbus.stderr import STDERR, Stderr
 
@@ -244,7 +245,7 @@ class _OtherLoggers(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not _is_own(record.name):
-            self._lines.handle(record)
+            self._lines.handle(named(record))
 
 
 def _open_standard_descriptors() -> None:

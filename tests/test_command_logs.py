@@ -20,7 +20,7 @@ from cmdbus import (
     TransientCommandError,
 )
 from cmdbus.command_log import CommandLogger, fields_of, log_about
-from cmdbus.logs import JsonFormatter, TextFormatter
+from cmdbus.logs import JsonFormatter, TextFormatter, _OtherLoggers
 
 logger = logging.getLogger("cmdbus.test_command_logs")
 
@@ -245,3 +245,37 @@ def test_the_lines_of_a_handler_and_of_its_end_name_it_alike(
     lines = [r for r in caplog.records if vars(r).get("command_id") == str(record.command_id)]
     about = fields_of(record.command_id, "payments", "Debit", record.command_id, 1)
     assert [{name: vars(line)[name] for name in about} for line in lines] == [about] * 2
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+def test_a_line_of_a_library_in_a_handlers_thread_names_the_command_on_stderr(
+    dsn: str, bus: CommandBus
+) -> None:
+    library, plain, ours = logging.getLogger("library"), Kept(), Kept()
+    handlers = plain, _OtherLoggers(ours)  # type: ignore[arg-type]  # in place of the lines
+
+    def debit(command: Command, context: Context) -> None:
+        library.warning("calling %s", "a bank", extra={"attempt": 7})
+
+    for handler in handlers:
+        library.addHandler(handler)
+    try:
+        [record] = run(dsn, bus, debit)
+        library.warning("outside")
+    finally:
+        for handler in handlers:
+            library.removeHandler(handler)
+    about = fields_of(record.command_id, "payments", "Debit", record.command_id, 1)
+    inside, outside = (in_json(each) for each in ours.records)
+    shown = {"level": "warning", "message": "calling a bank"}
+    assert inside == {**about, **shown, "attempt_": 7}
+    assert outside == {"level": "warning", "message": "outside"}
+    assert in_json(plain.records[0]) == {**shown, "attempt": 7}

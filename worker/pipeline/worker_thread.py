@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cmdbus.board.counters import Counter
 from cmdbus.board.slots import Slot
+from cmdbus.named_lines import name_lines
 from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.claims.claim import Claim, Connection
 from cmdbus.worker.claims.connections import ThreadConnection
@@ -55,9 +56,8 @@ class WorkerThread:
         self.connection = connection
         self.slot = slot
         self.breakers = breakers
-        self.thread = threading.Thread(
-            target=run, args=(self,), name=f"worker-{number}", daemon=True
-        )
+        self._run = run
+        self.thread = threading.Thread(target=self._begin, name=f"worker-{number}", daemon=True)
         #: The session in which this thread last led, and registered its worker.
         self.registered: tuple[int, int] | None = None
         #: Number of pauses of domains that were known when it last led.
@@ -77,6 +77,15 @@ class WorkerThread:
         self.needs_session = False
         #: The system's figure at the latest call of waited_for_cpu.
         self._waited_ns = 0
+
+    def _begin(self) -> None:
+        name_lines(self._log_fields)
+        self._run(self)
+
+    def _log_fields(self) -> dict[str, object] | None:
+        """Of the command that it executes."""
+        work = self.work
+        return work.claim.log_fields if isinstance(work, Execution) else None
 
     def end(self) -> bool:
         """False if the work has timed out: other threads have its command and the slot."""
