@@ -39,12 +39,6 @@ def pid_state(pid: int, since: int | None = None) -> PidState:
     return PidState.STOPPED if fields[_STATE] in (b"T", b"t") else PidState.RUNNING
 
 
-def own_age() -> float:
-    """Seconds since this process was started."""
-    began = int(_stat(Path("/proc/self"))[_START]) / _TICKS_PER_SECOND
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - began
-
-
 def cpu_seconds(pid: int) -> dict[int, float]:
     """By native thread; empty if the process is gone."""
     try:

@@ -117,6 +117,15 @@ def test_sent_lists_what_was_sent_instead(
     )
 
 
+def test_sent_knows_all_commands_however_many_there_are(
+    tester: CommandTester, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cmdbus.testing.tester._PORTION", 2)
+    for number in range(5):
+        bus.send("d", "T", number)
+    assert [each.data for each in tester.sent("d", "T", count=5)] == [*range(5)]
+
+
 def test_clear_leaves_nothing_but_the_schema(
     tester: CommandTester, bus: CommandBus, dsn: str
 ) -> None:

@@ -14,6 +14,8 @@ if __name__ != "cmdbus.testing":
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from cmdbus.clock import time
+
 if TYPE_CHECKING:
     from cmdbus.testing.contexts import MadeContext as MadeContext
     from cmdbus.testing.contexts import make_command as make_command
@@ -29,6 +31,8 @@ _MODULES = {
     "make_context": "contexts",
 }
 __all__ = [*_MODULES]
+#: Monotonic time at which the tests of this process began: pytest loads this before them.
+BEGAN = time.monotonic()
 
 
 def __getattr__(name: str) -> object:

@@ -4,9 +4,10 @@ whoever has sent it, and delete everything, so a DSN of production must not reac
 
 import psycopg
 
+from cmdbus.clock import time
 from cmdbus.database.executor import Executor
 from cmdbus.errors import InvalidOperationError
-from cmdbus.proc import own_age
+from cmdbus.testing import BEGAN
 from cmdbus.worker.claims.claim import Connection
 
 #: The worker of a test's runner.
@@ -14,9 +15,9 @@ TESTER = "run_commands"
 
 
 def check_database(executor: Executor, session: Connection) -> None:
-    """An InvalidOperationError if workers have run before this process began: tests may start some
-    of their own."""
-    values = {"tester": TESTER, "age": own_age()}
+    """An InvalidOperationError if workers have run before these tests began, which may start some
+    themselves."""
+    values = {"tester": TESTER, "age": time.monotonic() - BEGAN}
     if found := executor.rows(session, "find_earlier_worker", **values):
         [(worker, since)] = found
         database, schema = session.info.dbname, executor.schema

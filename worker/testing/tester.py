@@ -1,6 +1,7 @@
 """`CommandTester`: runs due commands, moves times, and shows what was sent."""
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Literal
@@ -20,8 +21,8 @@ from cmdbus.testing.sessions import expire, own_session, session_inside
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import Connection
 
-#: Commands that `sent` reads.
-_MAX_SENT = 10_000
+#: Commands that `sent` reads at once.
+_PORTION = 10_000
 _FARTHEST = timedelta(seconds=MAX_SECONDS)
 
 
@@ -31,7 +32,7 @@ class CommandTester:
     Each method takes a `connection` in whose open transaction everything happens, so that a
     rollback leaves nothing: psycopg 3's, or an SQLAlchemy Session or Connection that uses it.
     Without one, a session for `dsn` is opened, and everything commits as in production. A database
-    on which workers have run before the test's process began is refused.
+    on which workers have run before the tests began is refused.
 
     In a project of Django with the app cmdbus.django neither is needed: the transaction is the one
     that is open on Django's connection, as in a TestCase, or else the session is for that one's
@@ -118,13 +119,20 @@ class CommandTester:
         sending; with `data`, those whose data contains the fields of this dict, or is this other
         value. An AssertionError that lists what was sent instead if there are none or, with
         `count`, not as many."""
-        wanted = dict.fromkeys(("domain", "type", "since", "until", "key", "status"))
         with self._session(connection) as session:
-            rows = self._executor.rows(
-                session, "query_commands", **wanted, limit=_MAX_SENT, offset=0
-            )
-        found = [filled(CommandRecord, row) for row in rows]
+            found = [filled(CommandRecord, row) for row in self._all(session)]
         return check_sent(found[::-1], domain, type, data, count)
+
+    def _all(self, session: Connection) -> Iterator[Sequence[object]]:
+        """The rows of all commands, the latest first."""
+        anything = dict.fromkeys(("domain", "type", "since", "until", "key", "status"))
+        for offset in itertools.count(0, _PORTION):
+            rows = self._executor.rows(
+                session, "query_commands", **anything, limit=_PORTION, offset=offset
+            )
+            yield from rows
+            if len(rows) < _PORTION:
+                return
 
     def clear(self, *, connection: CallersConnection | None = None) -> None:
         """Deletes all commands, batches, processes, schedules, limits and settings, for tests whose
