@@ -22,6 +22,10 @@ class SurroundedExecution(Protocol):
     """What a worker does for the surroundings of a handler."""
 
     @property
+    def is_first(self) -> bool:
+        """Whether no worker has claimed the command before, so that there is no history of it."""
+
+    @property
     def worker(self) -> str:
         """The name under which the view `command` shows the worker."""
 

@@ -112,6 +112,18 @@ def test_a_task_with_attempts_is_ready_until_the_next_one_and_knows_its_attempt(
     assert result.started_at < result.last_attempted_at < result.finished_at
 
 
+def test_a_task_that_an_operator_retries_begins_anew_and_knows_its_errors(
+    tasks: ModuleType, dsn: str, bus: CommandBus
+) -> None:
+    sent = tasks.fail_twice.enqueue("fails")
+    with running_tasks(dsn):
+        ended(bus, sent)
+        bus.troubleshooting.retry("default", sent.id, operator="ann")
+        ended(bus, sent)
+    assert tasks.seen == [(1, 0, "RUNNING"), (1, 1, "RUNNING")]
+    assert (sent.status, sent.attempts, len(sent.errors)) == ("FAILED", 1, 2)
+
+
 def test_the_result_that_a_task_gets_is_the_one_that_others_read(
     tasks: ModuleType, dsn: str, bus: CommandBus
 ) -> None:

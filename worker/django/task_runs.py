@@ -18,9 +18,9 @@ from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
 def started(
     task: Any, command: Command[Any], context: Context, args: list[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """The result of an attempt that begins. After the first one it is read, in one statement."""
-    command_id = str(command.command_id)
-    if context.attempt > 1:
+    """The result of an attempt that begins. If there was one before, it is read."""
+    command_id, execution = str(command.command_id), execution_of(context)
+    if not execution.is_first:
         return task.get_backend().get_result(command_id)
     now = timezone.now()
     return TaskResult(
@@ -35,7 +35,7 @@ def started(
         kwargs=kwargs,
         backend=task.backend,
         errors=[],
-        worker_ids=[execution_of(context).worker],
+        worker_ids=[execution.worker],
     )
 
 

@@ -17,8 +17,8 @@ from cmdbus.registry import HandlerRegistry
 
 
 def schedule_tasks(registry: HandlerRegistry, handlers: Iterable[Handler]) -> None:
-    """Declares those of the backends that are on the bus of this process: the others have workers of
-    their own. Cron lines are read in the time zone of the project."""
+    """Declares those of the backends on the bus of this process: others have workers of their own.
+    Cron lines are read in the time zone of the project."""
     by_name = {handler.name: handler for handler in handlers}
     owners: dict[str, str] = {}
     bus = bus_of_process()

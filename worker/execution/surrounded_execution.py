@@ -51,6 +51,10 @@ class SurroundedExecution(Execution):
         return False
 
     @property
+    def is_first(self) -> bool:
+        return self.claim.token == 1
+
+    @property
     def worker(self) -> str:
         return self._statements.worker
 
