@@ -210,7 +210,9 @@ def test_with_fixtures_that_commit(text, bus, run_commands, sent):
 @pytest.fixture
 def project(empty_dsn: str, tmp_path: Path) -> Iterator[Path]:
     """Whose tests make a database beside this one."""
-    (tmp_path / "conf.py").write_text(SETTINGS % database_settings(empty_dsn))
+    server = database_settings(empty_dsn)
+    server["TEST"] = {"NAME": f"{server['NAME']}_of_project"}  # as databases of this run begin
+    (tmp_path / "conf.py").write_text(SETTINGS % server)
     app = tmp_path / "notes"
     app.mkdir()
     for name, text in [("__init__", ""), ("models", MODELS), ("handlers", HANDLERS)]:
