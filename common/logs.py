@@ -299,9 +299,10 @@ class StderrHandler(logging.Handler):
             return self.format(record)
         except Exception as error:
             why = f"a line of log cannot be formatted ({type(error).__name__}), see "
-            return self.format(
-                _own_record(logging.ERROR, f"{why}{record.pathname}:{record.lineno}")
-            )
+            instead = _own_record(logging.ERROR, f"{why}{record.pathname}:{record.lineno}")
+            about = vars(record)
+            vars(instead).update({name: about[name] for name in _SHOWN if name in about})
+            return self.format(instead)
 
     def _write(self, data: bytes) -> None:
         data = b"\n" + data if self._torn else data

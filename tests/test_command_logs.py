@@ -104,6 +104,7 @@ IN_TROUBLE = "it is in the troubleshooting queue, where an operator must decide"
 ERRORS: dict[str, BaseException] = {
     "any": ValueError("no\nmoney"),
     "transient": TransientCommandError("BUSY", "later"),
+    "two lines": TransientCommandError("NO\nWAY", "later"),
     "rule": BusinessRuleError("RULE", "not allowed"),
     "permanent": PermanentCommandError("BROKEN", "never"),
 }
@@ -111,6 +112,7 @@ ERRORS: dict[str, BaseException] = {
 FAILURES = {
     "any": ("warning", "retry", "ValueError: no money; again in 0.0 s", "\nValueError: no\nmoney"),
     "transient": ("warning", "retry", "BUSY: later; again in 0.0 s", "Error: BUSY: later"),
+    "two lines": ("warning", "retry", "NO WAY: later; again in 0.0 s", "Error: NO\nWAY: later"),
     "rule": ("warning", "failed", "RULE: not allowed; not tried again", "Error: RULE: not allowed"),
     "permanent": ("error", "trouble", f"BROKEN: never; {IN_TROUBLE}", "Error: BROKEN: never"),
 }

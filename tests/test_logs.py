@@ -122,7 +122,7 @@ def test_what_json_lacks_is_given_as_text(capfd: pytest.CaptureFixture[str]) -> 
     assert [event["what"] for event in events] == ["nan", "[[...]]", "{(1, 2): 3}"]
 
 
-def test_a_line_that_cannot_be_formatted_names_its_place_in_the_code(
+def test_a_line_that_cannot_be_formatted_names_its_place_in_the_code_and_its_command(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     class Broken:
@@ -130,7 +130,7 @@ def test_a_line_that_cannot_be_formatted_names_its_place_in_the_code(
             raise RuntimeError
 
     def log() -> None:
-        logger.info("%d", "no number")
+        logger.info("%d", "no number", extra={"command_id": "c1", "attempt": 2})
         logger.info("%s", Broken())
         logger.info("line", extra={"what": Broken()})
         logger.info("and on it goes")
@@ -139,6 +139,7 @@ def test_a_line_that_cannot_be_formatted_names_its_place_in_the_code(
     assert len(broken) == 3
     for event in broken:
         assert event["level"] == "error" and __file__ in event["message"]
+    assert (broken[0]["command_id"], broken[0]["attempt"]) == ("c1", 2)
     assert last["message"] == "and on it goes"
 
 

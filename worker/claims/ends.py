@@ -94,7 +94,7 @@ def _consequence(outcome: Outcome) -> tuple[int, str]:
 
 
 def _problem(outcome: Outcome) -> str:
-    return f"{outcome.code}: {' '.join((outcome.message or '').split())}"
+    return " ".join(f"{outcome.code}: {outcome.message or ''}".split())
 
 
 def _traceback(outcome: Outcome) -> str:
