@@ -23,7 +23,7 @@ BENCH = SCRIPTS / "bench"
 RATES = ["enqueue-bulk", "drain"]
 MORE_RATES = [
     *("enqueue", "enqueue-concurrent", "drain-full", "threads", "tx", "bloat", "bloat-batch"),
-    *("keyed", "ordered", "io", "call"),
+    *("keyed", "ordered", "io", "call", "django"),
 ]
 TIMES = ["lease-look"]
 MORE_TIMES = ["latency", "limited-latency", "mixed", "fair", "tick-latency"]
