@@ -214,36 +214,52 @@ def greet(command, context):
 """
 
 
-@pytest.mark.fleet(started=False, procs=1, name="django")
-def test_manage_py_becomes_the_supervisor_of_a_fleet(fleet: Fleet, tmp_path: Path) -> None:
-    """From another directory than the project's, which its workers import from nevertheless."""
-    project = tmp_path / "project"
-    project.mkdir()
-    server = database_settings(fleet.dsn)
-    (project / "greetings.py").write_text(SHOP)
-    (project / "conf.py").write_text(
+def write_project(place: Path, dsn: str) -> None:
+    place.mkdir(exist_ok=True)
+    server = {**database_settings(dsn), "PASSWORD": "a secret"}
+    (place / "greetings.py").write_text(SHOP)
+    (place / "conf.py").write_text(
         "INSTALLED_APPS = ['cmdbus.django']\n"
         "CMDBUS_APP = 'greetings:registry'\n"
         "SECRET_KEY = 'x'\n"
-        f"DATABASES = {{'default': {server | {'PASSWORD': 'a secret'}!r}}}\n"
+        f"DATABASES = {{'default': {server!r}}}\n"
     )
-    (project / "manage.py").write_text(
-        MANAGE.read_text().replace("django_project.settings", "conf")
-    )
-    fleet.program = [sys.executable, str(project / "manage.py"), "cmdbus"]
-    del fleet.options["app"]
+    (place / "manage.py").write_text(MANAGE.read_text().replace("django_project.settings", "conf"))
+
+
+def greet(fleet: Fleet) -> None:
     with CommandBus(fleet.dsn) as bus:
-        command_id = bus.send("shop", "Greet")
+        fleet.await_all_completed([bus.send("shop", "Greet")])
+
+
+@pytest.mark.fleet(started=False, procs=1, name="django")
+def test_manage_py_becomes_the_supervisor_of_a_fleet(fleet: Fleet, tmp_path: Path) -> None:
+    """From another directory than the project's, which its workers import from nevertheless."""
+    write_project(tmp_path / "project", fleet.dsn)
+    fleet.program = [sys.executable, str(tmp_path / "project" / "manage.py"), "cmdbus"]
+    del fleet.options["app"]
     fleet.dsn, dsn = "dbname=nowhere", fleet.dsn
     fleet.start()
     fleet.dsn = dsn
     fleet.wait_until_ready()
-    fleet.await_all_completed([command_id])
+    greet(fleet)
     loaded = Path(f"/proc/{fleet.pid}/maps").read_text()
     assert "psycopg" not in loaded and "libpq" not in loaded
     for pid in fleet.living():
         assert "secret" not in Path(f"/proc/{pid}/cmdline").read_text()
     assert fleet.stop(signal.SIGTERM) == 0
+
+
+@pytest.mark.fleet(started=False, procs=1, name="django")
+def test_a_supervisor_of_a_django_project_runs_the_app_of_its_settings(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_project(fleet.place, fleet.dsn)
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "conf")
+    del fleet.options["app"]
+    fleet.start()
+    fleet.wait_until_ready()
+    greet(fleet)
 
 
 @pytest.mark.process
