@@ -4,7 +4,7 @@ these sessions."""
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -123,7 +123,7 @@ def test_asynchronous_calls_of_the_orm_are_in_the_transaction(django_dsn: str) -
     async def place_later() -> int:
         await Order.objects.acreate(number="A", amount=1)
         await asyncio.sleep(0)
-        return await Order.objects.acount()
+        return int(await Order.objects.acount())
 
     def write(command: Command, context: Context) -> list[int]:
         place("B")
@@ -222,7 +222,8 @@ def test_a_wrapper_that_was_kept_is_of_no_use_to_a_later_command(django_dsn: str
     def use(command: Command, context: Context) -> list[str]:
         place("B")
         errors = []
-        for each in (lambda: kept[1].execute("SELECT 1"), lambda: kept[0].cursor()):
+        uses: list[Callable[[], object]] = [lambda: kept[1].execute("SELECT 1"), kept[0].cursor]
+        for each in uses:
             try:
                 each()
             except Exception as error:

@@ -43,7 +43,7 @@ class _Driver:
         connection.row_factory = psycopg.rows.tuple_row
         if prepare_threshold is None:
             connection._prepared = PrepareManager()
-            connection.prepare_threshold = None
+        connection.prepare_threshold = prepare_threshold
         return connection
 
     def __getattr__(self, name: str) -> Any:

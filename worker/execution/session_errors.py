@@ -36,9 +36,10 @@ def _ends_session(error: psycopg.Error) -> bool:
 
 
 def is_outdated_plan(error: BaseException) -> bool:
-    """Whether a migration has invalidated a statement that the driver had prepared. SQLAlchemy
-    wraps the driver's errors."""
-    error = getattr(error, "orig", error)
+    """Whether a migration has invalidated a statement that the driver had prepared. SQLAlchemy and
+    Django wrap the driver's errors."""
+    if not isinstance(error, psycopg.Error):
+        error = getattr(error, "orig", None) or error.__cause__ or error
     return (
         isinstance(error, psycopg.errors.FeatureNotSupported)
         and error.diag.source_function == "RevalidateCachedQuery"
