@@ -165,6 +165,7 @@ def test_a_fleet_gets_the_settings_and_where_the_project_is() -> None:
         "CMDBUS_DSN": "dbname=shop",
         "CMDBUS_SCHEMA": "orders",
         "CMDBUS_DJANGO_DATABASE": "default",
+        "PGTZ": "UTC",
     }
 
 

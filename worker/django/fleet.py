@@ -11,7 +11,7 @@ from django.conf import ENVIRONMENT_VARIABLE
 from django.core.exceptions import ImproperlyConfigured
 
 from cmdbus.django.buses import VARIABLE, Bus, backends
-from cmdbus.django.dsn import check_isolation, dsn_of
+from cmdbus.django.dsn import check_isolation, dsn_of, wrapper_of
 
 #: Other ways to name a database, which the settings' takes the place of. Options win over it.
 _OTHERS = ("CMDBUS_DSN_FILE", "CMDBUS_EMBEDDED")
@@ -37,6 +37,8 @@ def fleet_environment(
         made["CMDBUS_SCHEMA"] = bus.schema
     if app := getattr(settings, "CMDBUS_APP", None):
         made.setdefault("CMDBUS_APP", str(app))
+    # Then Django need not set it in each transaction.
+    made.setdefault("PGTZ", str(wrapper_of(bus.using).timezone_name))
     made["PYTHONPATH"] = os.pathsep.join(_projects(path))
     return made
 
