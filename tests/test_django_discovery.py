@@ -1,5 +1,7 @@
 """Which tasks of a Django project workers know, and how they handle them."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,6 @@ def write_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str, str], str]]:
     """Writes a module that can be imported during the test, and returns its name."""
-    import sys
-
     before = {*sys.modules}
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -146,3 +146,35 @@ def test_a_schedule_of_what_cannot_run_is_an_error_of_the_start(path: str, sente
         len(HandlerRegistry(django=True))
     assert str(caught.value).startswith("OPTIONS['schedule'] of TASKS['default'] names '")
     assert sentence in str(caught.value)
+
+
+def test_a_task_is_scheduled_by_one_backend() -> None:
+    path = f"{MODULE}.read_the_thread"
+    setting = tasks_setting(schedule={path: "0 3 * * *"})
+    setting["other"] = setting["default"]
+    with task_settings(setting), pytest.raises(AppError, match="leave it in one of them") as caught:
+        len(HandlerRegistry(django=True))
+    assert str(caught.value).startswith(f"'{path}' is in OPTIONS['schedule'] of TASKS['default']")
+
+
+def test_wrong_settings_of_tasks_are_a_sentence_at_the_start() -> None:
+    with task_settings(tasks_setting(timeout=-1)), pytest.raises(AppError) as caught:
+        len(HandlerRegistry(django=True))
+    sentence = "TASKS['default']: timeout must be more than 0 seconds and finite, not -1"
+    assert str(caught.value) == sentence
+
+
+def test_a_project_without_tasks_needs_no_task_framework() -> None:
+    """In a process of its own, which Django is set up in by the registry."""
+    program = """if True:
+        import sys
+        from django.conf import settings
+        server = {"ENGINE": "django.db.backends.postgresql", "NAME": "shop"}
+        settings.configure(INSTALLED_APPS=["cmdbus.django"], DATABASES={"default": server})
+        from cmdbus import HandlerRegistry
+        registry = HandlerRegistry(django=True)
+        registry.register("payments", "Debit", lambda command, context: None)
+        assert [each.type for each in registry] == ["Debit"]
+        assert "django_tasks" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", program], check=True)

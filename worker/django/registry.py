@@ -3,10 +3,10 @@ handler, and the handlers of the project's tasks."""
 
 from functools import partial
 
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from cmdbus.app_errors import app_error
+from cmdbus.django.buses import backends
 from cmdbus.django.surroundings import surround
 from cmdbus.errors import AppError, CmdbusError
 from cmdbus.handlers import Handler
@@ -21,7 +21,7 @@ def prepare(registry: HandlerRegistry) -> None:
 
 
 def _task_handlers(registry: HandlerRegistry) -> list[Handler]:
-    if not getattr(settings, "TASKS", None):
+    if not backends():
         return []  # The project may have no task framework.
     try:
         from cmdbus.django.task_handlers import task_handlers
