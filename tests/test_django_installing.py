@@ -39,10 +39,10 @@ def migrate(**options: object) -> str:
     return output.getvalue()
 
 
-def beginning_of_migrate(verbosity: int = 1) -> str:
+def beginning_of_migrate(verbosity: int = 1, using: str = "default") -> str:
     """The signal that it sends before it makes the tables of the project, which takes longer."""
     output = OutputWrapper(StringIO())
-    emit_pre_migrate_signal(verbosity, False, "default", stdout=output, plan=[])
+    emit_pre_migrate_signal(verbosity, False, using, stdout=output, plan=[])
     return str(output._out.getvalue())
 
 
@@ -97,11 +97,16 @@ def test_the_schema_is_the_one_of_the_backends_options(project: str) -> None:
     assert schemas(project) == ["orders"]
 
 
-def test_other_databases_get_no_schema(project: str) -> None:
+def test_only_the_database_of_a_backend_gets_its_schema(
+    project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections.settings, "other", connections.settings["default"])
     tasks = {"default": {**TASKS["default"], "OPTIONS": {"using": "other"}}}
     with override_settings(TASKS=tasks):
-        beginning_of_migrate()
-    assert schemas(project) == []
+        assert beginning_of_migrate() == ""
+        assert schemas(project) == []
+        assert "schema cmdbus installed" in beginning_of_migrate(using="other")
+    del connections["other"]
 
 
 def test_tables_without_migrations_change_nothing(project: str) -> None:
