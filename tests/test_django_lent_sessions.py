@@ -95,7 +95,8 @@ def database_options() -> dict[str, Any]:
     return dict(connections.settings["default"]["OPTIONS"])
 
 
-def test_an_outage_charges_no_attempt(django_dsn: str) -> None:
+@pytest.mark.parametrize("swallows", [False, True])
+def test_an_outage_charges_no_attempt(django_dsn: str, swallows: bool) -> None:
     """Django's error is made of that of the driver."""
     from django.db import OperationalError
 
@@ -109,7 +110,8 @@ def test_an_outage_charges_no_attempt(django_dsn: str) -> None:
                 other.execute("SELECT pg_terminate_backend(%s)", [pid_of()])
             with suppress(OperationalError):
                 place("B")
-            place("C")
+            if not swallows:
+                place("C")
 
     record = run_one(django_dsn, lose, retry=SOON)
     assert (record.status, attempts) == ("COMPLETED", [1, 1])

@@ -158,7 +158,8 @@ class LentTransaction(LentWrapper):
 
     def finish(self) -> list[Any]:
         """Before the transaction commits. Returns what Django must call after that."""
-        if self.needs_rollback:
+        is_lost = self.connection is not None and self.connection.closed
+        if self.needs_rollback and not is_lost:  # A lost one cannot commit.
             raise TransientCommandError(
                 "TRANSACTION_ABORTED",
                 "the handler returned after an error, or set_rollback(True), had marked Django's "

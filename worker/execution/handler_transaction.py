@@ -266,6 +266,10 @@ class HandlerTransaction:
                 "thread or by a COPY, a stream or a pipeline that was not finished: finish all "
                 "database work before you return",
             )
+        if self._session.closed:
+            raise psycopg.OperationalError(
+                "the session was lost while the handler ran, which went on without it"
+            )
         if self._session.info.transaction_status not in (_INTRANS, _IDLE):
             raise TransientCommandError(
                 "TRANSACTION_ABORTED",
