@@ -198,7 +198,7 @@ def test_only_the_database_of_the_backend_takes_part_in_the_command(
             }
             assert not other.execute("SELECT to_regnamespace('cmdbus')").fetchall()[0][0]
         # Those of other aliases are closed by Django's rules, as after requests.
-        assert fleet.query(SESSIONS, name) == [("test",)]
+        eventually(lambda: fleet.query(SESSIONS, name) == [("test",)])
 
 
 OTHER_BACKEND = """

@@ -70,8 +70,7 @@ def test_a_worker_opens_no_session_for_django(django_dsn: str, changed: dict[str
     counts: list[object] = []
 
     def count_sessions() -> None:
-        with connect(django_dsn) as other:
-            counts.append(scalar(other, SESSIONS))
+        counts.append(scalar(observer, SESSIONS))
 
     def use(command: Command, context: Context) -> int:
         transaction.on_commit(count_sessions)
@@ -84,7 +83,7 @@ def test_a_worker_opens_no_session_for_django(django_dsn: str, changed: dict[str
         return pid_of()
 
     options = {**database_options(), **changed.get("OPTIONS", {})}
-    with settings(**{**changed, "OPTIONS": options}):
+    with settings(**{**changed, "OPTIONS": options}), connect(django_dsn) as observer:
         record = run_one(django_dsn, use)
     assert counts == [0, 0, ("same", record.result, 1, True)]
 
