@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from django_support import fresh_connections
+from eventually import eventually
 from forks import result_of_child
 from handlers import SOON, connect
 from queries import rows, scalar
@@ -179,6 +180,32 @@ def test_a_forked_process_opens_a_connection_of_its_own(django_dsn: str, closes:
     child, pid = run_one(django_dsn, fork).result
     assert int(child) != pid
     assert "B" in orders(django_dsn)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_forked_process_that_returns_ends_in_good_order(django_dsn: str, later: bool) -> None:
+    """From the handler, or from a function of on_commit."""
+    from django.db import connections, transaction
+
+    codes: list[int] = []
+
+    def fork() -> None:
+        place("parent")
+        if (pid := os.fork()) == 0:
+            connections.close_all()
+            place("child")
+        else:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def handle(command: Command, context: Context) -> None:
+        if later:
+            transaction.on_commit(fork)
+        else:
+            fork()
+
+    assert run_one(django_dsn, handle).status == "COMPLETED"
+    eventually(lambda: codes == [0])
+    assert orders(django_dsn) == ["child", "parent"]
 
 
 def test_the_role_of_the_settings_ends_before_the_settlement(django_dsn: str) -> None:

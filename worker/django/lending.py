@@ -50,7 +50,8 @@ def _lent_transaction(context: Context, execution: SurroundedExecution, own: Any
     made.execution = execution
     with _in_place_of(own, made):
         yield
-        functions = made.finish()
+        # A process that was forked has nothing to finish.
+        functions = [] if made.is_forked else made.finish()
     if functions:
         execution.after_settlement(partial(_committed, context, own.alias, functions))
 
@@ -76,7 +77,7 @@ def _in_place_of(own: Any, made: Any) -> Iterator[None]:
         yield
     finally:
         connections[own.alias] = own
-        if isinstance(made, LentSession | LentTransaction):  # No process that was forked.
+        if not made.is_forked:
             made.release()
 
 

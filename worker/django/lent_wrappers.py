@@ -78,7 +78,7 @@ class LentWrapper(BaseDatabaseWrapper):
         self._pid = os.getpid()
 
     def connect(self) -> None:
-        if self._is_forked:
+        if self.is_forked:
             self._become_own()
             self.connect()
         else:
@@ -96,7 +96,7 @@ class LentWrapper(BaseDatabaseWrapper):
         """The worker sees to its session."""
 
     @property
-    def _is_forked(self) -> bool:
+    def is_forked(self) -> bool:
         return os.getpid() != self._pid
 
     def _become_own(self) -> None:
@@ -104,7 +104,7 @@ class LentWrapper(BaseDatabaseWrapper):
         a connection of its own."""
         fresh = self.own_class(self.own_settings, self.alias)
         self.__dict__.clear()
-        self.__dict__.update(fresh.__dict__)
+        self.__dict__.update(fresh.__dict__, is_forked=True)
         self.__class__ = self.own_class
 
 
@@ -116,7 +116,7 @@ class LentSession(LentWrapper):
 
     def _close(self) -> None:
         """As the end of a connection does, it rolls back; the session stays open."""
-        if self._is_forked:
+        if self.is_forked:
             self._become_own()
         elif self.connection is not None:
             with suppress(psycopg.Error):
@@ -187,7 +187,7 @@ class LentTransaction(LentWrapper):
 
     def close(self) -> None:
         """The session stays open, and what is written in it."""
-        if self._is_forked:
+        if self.is_forked:
             self._become_own()
 
     def close_if_unusable_or_obsolete(self) -> None:

@@ -16,6 +16,7 @@ from cmdbus.surroundings import AfterSettlement
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
 from cmdbus.worker.claims.outcomes import Outcome
 from cmdbus.worker.claims.settlement import settle_one
+from cmdbus.worker.execution.application_code import leave_fork
 from cmdbus.worker.execution.autocommit_session import AutocommitSession
 from cmdbus.worker.execution.execution import Execution
 from cmdbus.worker.execution.handler_connection import (
@@ -128,7 +129,11 @@ class SurroundedExecution(Execution):
 
     def _call(self, variables: Variables, function: AfterSettlement, *ended: Any) -> None:
         try:
-            variables.run(function, *ended)
+            try:
+                variables.run(function, *ended)
+            finally:
+                if os.getpid() != self._thread.pid:
+                    leave_fork()
         except BaseException:
             message = "what follows the command's settlement failed: the command stays as it is"
             log_about(logger, logging.ERROR, self.claim.log_fields, message, exc_info=True)
