@@ -19,6 +19,11 @@ from cmdbus import HandlerRegistry
 def answer():
     return {answer}
 """
+HANGING = """
+import os, pathlib, time
+pathlib.Path(f"hangs.{os.getpid()}").touch()
+time.sleep(1000)
+"""
 APP = """
 from parts.handlers import answer, registry as registry
 
@@ -56,8 +61,9 @@ def test_a_changed_file_reloads_the_fleet_and_a_broken_one_does_not(
     fleet.await_saying("not reloaded, the fleet goes on as it is: app: importing shop failed")
     assert fleet.pids() == pids
     assert answers(fleet) == [1]
-    handlers.write_text("import time\ntime.sleep(1000)")
-    eventually(lambda: len(fleet.logged("reloading: checking the application")) == 2)
+    handlers.write_text(HANGING)
+    # In the process that watches, and in the one that checks the application.
+    eventually(lambda: len([*tmp_path.glob("hangs.*")]) == 2)
     handlers.write_text(HANDLERS.format(answer=22))
     fleet.await_successors(pids.values())
     assert answers(fleet) == [22]
