@@ -8,8 +8,8 @@ from typing import Any
 from cmdbus.payloads.mismatch import Mismatch, Outcomes, Reader, UnreadableTypeError, refused
 from cmdbus.payloads.pydantic_forms import HIDDEN, Form, form_of_model, hidden_in
 
-#: Earlier ones dump what they compute, and name no errors without their values.
-_OLDEST = (2, 4)
+#: 2.4 cannot read some types from JSON; those before also dump what they compute.
+_OLDEST = (2, 5)
 _AS_IT_IS = Form(by_alias=True, may_hide=False)
 
 
