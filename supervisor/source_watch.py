@@ -34,7 +34,8 @@ class SourceWatch:
         self._pipe, writer = os.pipe()
         os.set_blocking(self._pipe, False)
         try:
-            self.child = fork(lambda: _watch(app, writer), close=[self._pipe, *close])
+            since = time.time_ns()
+            self.child = fork(lambda: _watch(app, writer, since), close=[self._pipe, *close])
         except OSError:
             os.close(self._pipe)
             raise
@@ -74,8 +75,8 @@ def watch_sources(settings: Settings, close: Iterable[int]) -> SourceWatch | Non
         return None
 
 
-def _watch(app: str, pipe: int) -> int:
-    """In the child, until it is killed."""
+def _watch(app: str, pipe: int, since: int) -> int:
+    """In the child, until it is killed. `since`: when the fleet began to import the application."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     clear_notify_env()
     files: set[Path] = set()
@@ -83,7 +84,8 @@ def _watch(app: str, pipe: int) -> int:
         # Read before the import: what changes meanwhile has changed.
         before = _snapshot(files)
         with closing(AppFiles(app, pipe)) as imported:
-            changed = _await_change(files, before, imported)
+            changed = _await_change(files, before, imported, since)
+        since = time.time_ns()
         os.write(pipe, os.fsencode(changed) + b"\n")
 
 
@@ -99,13 +101,13 @@ def _snapshot(files: Iterable[Path]) -> dict[Path, int | None]:
     return snapshot
 
 
-def _await_change(files: set[Path], before: Snapshot, imported: AppFiles) -> Path:
+def _await_change(files: set[Path], before: Snapshot, imported: AppFiles, since: int) -> Path:
     """Returns a file that has changed, once no other changes. Adds to `files` those that are
     imported meanwhile: an import that hangs ends with a change, too."""
     while True:
         if new := imported.read() - files:
             files |= new
-            before = {**_snapshot(files), **before}
+            before = {**_snapshot(files), **before, **at_import(_snapshot(new), new, since)}
         if (now := _snapshot(files)) != before:
             break
         time.sleep(_POLL_SECONDS)
@@ -117,6 +119,13 @@ def _await_change(files: set[Path], before: Snapshot, imported: AppFiles) -> Pat
         if latest != now:
             now, unchanged_since = latest, time.monotonic()
     return changed
+
+
+def at_import(now: Snapshot, files: Iterable[Path], since: int) -> Snapshot:
+    """These files as they were when they were imported, which was after `since`: one that was
+    written after that may have been another one then."""
+    written = {file: now.get(file) for file in files}
+    return {file: at if at is None or at <= since else None for file, at in written.items()}
 
 
 def difference(before: Snapshot, now: Snapshot) -> set[Path]:

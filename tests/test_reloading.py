@@ -10,7 +10,7 @@ from eventually import eventually
 from fleet import Fleet, write_app
 
 from cmdbus.supervisor.app_files import AppFiles, is_watched
-from cmdbus.supervisor.source_watch import difference
+from cmdbus.supervisor.source_watch import at_import, difference
 
 HANDLERS = """
 from fleet_app import registry as registry
@@ -104,6 +104,12 @@ def test_a_file_is_changed_if_it_is_written_made_or_removed() -> None:
     before = {a: 1, b: 2, c: None}
     assert difference(before, {a: 1, b: 2, c: None}) == set()
     assert difference(before, {a: 1, b: 3, d: None}) == {b, c, d}
+
+
+def test_a_file_that_is_written_while_it_is_imported_has_changed() -> None:
+    a, b = Path("a"), Path("b")
+    now = {a: 5, b: 8}
+    assert difference(at_import(now, [a, b], since=5), now) == {b}
 
 
 def test_reload_is_refused_where_nothing_runs_or_no_app_is_named() -> None:
