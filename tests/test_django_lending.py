@@ -271,3 +271,44 @@ def test_nothing_of_an_execution_is_left_to_the_next(django_dsn: str) -> None:
     first, second = run_all(django_dsn, leave, leave)
     assert first.status == "COMPLETED"
     assert first.result == second.result
+
+
+def test_a_longer_deadline_outlasts_the_savepoint_in_which_it_was_asked_for(
+    django_dsn: str,
+) -> None:
+    """The limits of statements follow it."""
+    from django.db import connection, transaction
+
+    def limit() -> str:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW statement_timeout")
+            return str(cursor.fetchone()[0])
+
+    def extend(command: Command, context: Context) -> list[str]:
+        found = [limit()]
+        with suppress(ZeroDivisionError), transaction.atomic():
+            place("A")
+            context.extend(1000)
+            found.append(limit())
+            raise ZeroDivisionError
+        place("B")
+        return [*found, limit()]
+
+    before, inside, after = run_one(django_dsn, extend).result
+    assert before != inside == after
+
+
+def test_named_cursors_end_with_the_transaction(django_dsn: str) -> None:
+    from django.db import connection
+    from django_project.shop.models import Order
+
+    def read(command: Command, context: Context) -> object:
+        place("A")
+        place("B")
+        left_open = Order.objects.iterator(chunk_size=1)
+        next(left_open)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT is_holdable FROM pg_cursors WHERE name LIKE '\\_django%'")
+            return cursor.fetchall()
+
+    assert run_one(django_dsn, read).result == [[False]]
