@@ -11,7 +11,7 @@ import pytest
 from handlers import ONCE, running
 from queries import rows, scalar
 
-from cmdbus import Command, CommandBus, CommandRecord, Context, HandlerRegistry
+from cmdbus import Command, CommandBus, CommandRecord, Context, HandlerRegistry, SendRequest
 
 Function = Callable[[Command, Context], object]
 
@@ -312,3 +312,36 @@ def test_named_cursors_end_with_the_transaction(django_dsn: str) -> None:
             return cursor.fetchall()
 
     assert run_one(django_dsn, read).result == [[False]]
+
+
+def test_what_a_handler_sends_on_the_connection_commits_with_its_command(django_dsn: str) -> None:
+    from django.db import connection, connections
+
+    with CommandBus(django_dsn) as bus:
+
+        def send(command: Command, context: Context) -> None:
+            bus.send("mail", "Receipt", connection=connection)
+            place(command.type)
+            requests = [SendRequest("mail", "Receipt")] * 2
+            bus.send_many(requests, connection=connections["default"])
+            assert bus.snapshot("mail")["depth"] == {"T0": 0, "T1": 3}[command.type]
+            if command.type == "T1":
+                raise LookupError("no such thing")
+
+        sent, failed = run_all(django_dsn, send, send)
+        assert (sent.error_message, failed.error_code) == (None, "LookupError")
+        assert bus.snapshot("mail")["depth"] == 3
+    assert orders(django_dsn) == ["T0"]
+
+
+def test_models_and_a_session_of_sqlalchemy_share_the_transaction(django_dsn: str) -> None:
+    from sqlalchemy import text
+
+    def write(command: Command, context: Context) -> list[object]:
+        place("A")
+        context.session.execute(text("UPDATE shop_order SET number = 'B'"))
+        place("C")
+        return [scalar(context.connection, "SELECT count(*) FROM shop_order WHERE number = 'B'")]
+
+    assert run_one(django_dsn, write).result == [1]
+    assert orders(django_dsn) == ["B", "C"]
