@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 from uuid import UUID
 
-from cmdbus.logs import RESERVED, in_text
+from cmdbus.log_formats import RESERVED, in_text
 
 Fields = Mapping[str, object]
 

@@ -1,4 +1,4 @@
-"""Log lines on stderr, for people or for machines: one event, one line, written at once.
+"""Log lines on stderr: one event, one line, written at once.
 
 No thread waits for their reader: while the pipe is full or its reader gone, lines are
 dropped and counted, and the next one that gets through says how many.
@@ -8,33 +8,21 @@ their handler, because an operator needs their lines. The application's handlers
 in a thread of their own: they may wait, even for ever, for what they write to.
 """
 
-import json
 import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from cmdbus.log_formats import RESERVED, SHOWN, JsonFormatter, TextFormatter
 from cmdbus.named_lines import named
-from cmdbus.printable import hanging
 from cmdbus.stderr import STDERR, Stderr
 
-#: Attributes of every record, which logging refuses in `extra`.
-RESERVED = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _NAME = "cmdbus"
 #: The logger of `context.log`, whose lines are the handler's own.
 _OF_HANDLERS = "cmdbus.handler"
-#: The fields of a command in a line for people, in their order.
-_SHOWN = {
-    "command_id": "command",
-    "domain": "domain",
-    "command_type": "type",
-    "attempt": "attempt",
-    "correlation_id": "correlation",
-}
 #: Seconds to wait for the lock of a handler that no thread holds for long.
 _LOCK_SECONDS = 1.0
 #: Lines that wait for the application's handlers; more are dropped there.
@@ -301,7 +289,7 @@ class StderrHandler(logging.Handler):
             why = f"a line of log cannot be formatted ({type(error).__name__}), see "
             instead = _own_record(logging.ERROR, f"{why}{record.pathname}:{record.lineno}")
             about = vars(record)
-            vars(instead).update({name: about[name] for name in _SHOWN if name in about})
+            vars(instead).update({name: about[name] for name in SHOWN if name in about})
             return self.format(instead)
 
     def _write(self, data: bytes) -> None:
@@ -314,61 +302,3 @@ class StderrHandler(logging.Handler):
 
 def _own_record(level: int, message: str) -> logging.LogRecord:
     return logging.LogRecord(__name__, level, __file__, 0, message, None, None)
-
-
-class TextFormatter(logging.Formatter):
-    """Lines after the first are indented, so that none of them looks like an event."""
-
-    def __init__(self, format: str = "%(asctime)s %(levelname)-7s %(process)d %(message)s") -> None:
-        super().__init__(format)
-
-    def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(hanging(super().format(record), "    "))
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        line, fields = super().formatMessage(record), in_text(vars(record))
-        return line if line.endswith(fields) else f"{line} {fields}"  # else it has them already
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return _time(record)
-
-
-def in_text(fields: Mapping[str, object]) -> str:
-    """What a line says of its command, as far as that is known:
-    `command=ID type=DOMAIN/TYPE attempt=N correlation=ID`. Empty for any other line."""
-    if "command_id" not in fields:
-        return ""
-    known = {shown: fields[name] for name, shown in _SHOWN.items() if name in fields}
-    if {"domain", "type"} <= known.keys():
-        known["type"] = f"{known.pop('domain')}/{known['type']}"
-    return " ".join(f"{name}={value}" for name, value in known.items())
-
-
-class JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        """What a message of cmdbus says of its command is left out of it, as there are fields."""
-        fields, message = in_text(vars(record)), record.getMessage()
-        event: dict[str, Any] = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "pid": record.process,
-            "thread": record.threadName,
-            "logger": record.name,
-            "message": message.removesuffix(f" {fields}") if fields else message,
-        }
-        if record.exc_info:
-            event["traceback"] = self.formatException(record.exc_info)
-        elif record.exc_text:
-            event["traceback"] = record.exc_text
-        if record.stack_info:
-            event["stack"] = self.formatStack(record.stack_info)
-        more = {key: value for key, value in vars(record).items() if key not in RESERVED}
-        try:
-            return json.dumps({**more, **event}, default=str, allow_nan=False)
-        except (TypeError, ValueError):  # a key, number or circle in `extra` that JSON lacks
-            return json.dumps({**{str(key): str(more[key]) for key in more}, **event})
-
-
-def _time(record: logging.LogRecord) -> str:
-    at = datetime.fromtimestamp(record.created, UTC)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

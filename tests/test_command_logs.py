@@ -20,7 +20,8 @@ from cmdbus import (
     TransientCommandError,
 )
 from cmdbus.command_log import CommandLogger, fields_of, log_about
-from cmdbus.logs import JsonFormatter, TextFormatter, _OtherLoggers
+from cmdbus.log_formats import JsonFormatter, TextFormatter
+from cmdbus.logs import _OtherLoggers
 
 logger = logging.getLogger("cmdbus.test_command_logs")
 

@@ -18,7 +18,8 @@ from log_processes import ended, logged, parsed, with_stderr
 
 from cmdbus import logs
 from cmdbus.exits import ExitStatus
-from cmdbus.logs import JsonFormatter, StderrHandler, TextFormatter, let_handlers_wait, set_up
+from cmdbus.log_formats import JsonFormatter, TextFormatter
+from cmdbus.logs import StderrHandler, let_handlers_wait, set_up
 from cmdbus.printable import printable
 
 logger = logging.getLogger("cmdbus.test_logs")

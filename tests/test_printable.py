@@ -16,7 +16,7 @@ from cmdbus import AuditEvent, CommandBus
 from cmdbus.board.board import Board
 from cmdbus.board.records import Role, SupervisorState
 from cmdbus.data import Undecodable
-from cmdbus.logs import JsonFormatter, TextFormatter
+from cmdbus.log_formats import JsonFormatter, TextFormatter
 from cmdbus.printable import hanging, joined, one_line, printable
 from cmdbus.supervisor.cli.output import age
 from cmdbus.supervisor.runtime import board_path
