@@ -221,7 +221,10 @@ class Spawner:
     def _main(self, view: ProcessView) -> int:
         """In the child. The database driver and the application are imported only here."""
         with without_collections():
-            from cmdbus.worker.boot import process
+            if view.role is Role.STEWARD:
+                from cmdbus.worker.boot.steward_entry import run
+            else:
+                from cmdbus.worker.boot.worker_entry import run
 
         clear_notify_env()
         if self._http is not None and view.role is not Role.STEWARD:
@@ -237,5 +240,4 @@ class Spawner:
             listens=self._settings.listen,
             quarantine=view.role is Role.QUARANTINE,
         )
-        run = process.run_steward if view.role is Role.STEWARD else process.run
         return run(self._settings, node, self.stacks.file(view.index), signals.unblock)

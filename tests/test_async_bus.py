@@ -272,7 +272,8 @@ def test_only_a_pool_for_asyncio_is_taken() -> None:
 def test_neither_workers_nor_the_supervisor_load_asyncio() -> None:
     code = """
 import sys
-import cmdbus.worker, cmdbus.worker.boot.process, cmdbus.supervisor.cli.supervise
+import cmdbus.worker.boot.worker_entry, cmdbus.worker.boot.steward_entry
+import cmdbus.supervisor.cli.supervise
 cmdbus.CommandBus
 print([name for name in sys.modules if name.startswith("cmdbus.asynchronous")])
 """

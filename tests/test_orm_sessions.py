@@ -293,7 +293,7 @@ def test_without_sqlalchemy_the_sentence_says_what_to_install(
 
 def test_a_worker_loads_no_sqlalchemy_by_itself() -> None:
     code = (
-        "import sys; import cmdbus.worker.boot.process, cmdbus.supervisor.loop, cmdbus.context;"
+        "import sys, cmdbus.worker.boot.worker_entry, cmdbus.supervisor.loop, cmdbus.context;"
         "print([name for name in sys.modules if name.startswith('sqlalchemy')])"
     )
     done = subprocess.run(

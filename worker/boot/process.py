@@ -1,5 +1,5 @@
-"""Entry points of the worker and steward processes. They build everything after the fork, and exit
-when they are ordered to stop.
+"""What the entry points of worker and steward processes share. These build everything after the
+fork, and exit when they are ordered to stop.
 
 Orders come as signals: TERM stops the process by the time on the board; USR2 writes the stack of
 each thread, also while the GIL is held.
@@ -15,56 +15,19 @@ from pathlib import Path
 from cmdbus.board.board import Node
 from cmdbus.board.stack_files import open_stacks
 from cmdbus.clock import time
-from cmdbus.errors import CmdbusError, DatabaseUnavailableError
 from cmdbus.exits import Exit
 from cmdbus.logs import let_handlers_wait, protect
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.timeouts import BOOT_SECONDS
 from cmdbus.worker.boot.app import load
-from cmdbus.worker.probes.endpoints import serving
-from cmdbus.worker.steward.steward_process import StewardProcess
-from cmdbus.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 _STDERR = 2
 
 
-def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None]) -> Exit:
-    """Runs commands until it is ordered to stop. `unblock` lets signals come."""
-    descriptor = enter(node, stacks)
-    try:
-        worker = _worker(settings, node, _load(settings, descriptor))
-    except (CmdbusError, ValueError) as error:
-        return _failed(error, node, descriptor)
-    stop = _Stop(node, settings, worker.request_stop)
-    unblock()
-    try:
-        worker.run()
-    except DatabaseUnavailableError:
-        return stop.code(Exit.DONE)  # ordered to stop while it waited for the database
-    except CmdbusError as error:  # Also what an on_start function of the application raised.
-        return _failed(error, node, descriptor)
-    return stop.code(Exit.UNFINISHED if worker.abandoned else Exit.DONE)
-
-
-def run_steward(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None]) -> Exit:
-    """Runs the node's steward until it is ordered to stop. Probes are answered before the
-    application is imported, which may take long."""
-    descriptor = enter(node, stacks)
-    try:
-        with serving(settings, node) as threads:
-            registry = _load(settings, descriptor)
-            steward = StewardProcess(settings, node, registry, stacks.parent, threads)
-            stop = _Stop(node, settings, steward.request_stop)
-            unblock()
-            return stop.code(steward.run())
-    except CmdbusError as error:
-        return _failed(error, node, descriptor)
-
-
-def _failed(error: Exception, node: Node, stacks: int) -> Exit:
+def failed(error: Exception, node: Node, stacks: int) -> Exit:
     """Before the process is ready, the supervisor logs the reason: once for all that have it."""
     try:
         if node.seat.is_ready or stacks == _STDERR:
@@ -76,7 +39,7 @@ def _failed(error: Exception, node: Node, stacks: int) -> Exit:
     return Exit.CANNOT_START
 
 
-def _load(settings: Settings, stacks: int) -> HandlerRegistry:
+def load_application(settings: Settings, stacks: int) -> HandlerRegistry:
     """The application may configure logging when it is imported, import more of cmdbus, and
     have stacks written elsewhere."""
     protect()
@@ -112,25 +75,7 @@ def _write_stacks_to(descriptor: int) -> None:
     faulthandler.register(signal.SIGUSR2, descriptor, all_threads=True)
 
 
-def _worker(settings: Settings, node: Node, registry: HandlerRegistry) -> Worker:
-    return Worker(
-        settings.dsn or "",
-        registry,
-        domains=settings.domains or None,
-        tags=settings.tags,
-        priorities=settings.priorities,
-        age_share=settings.age_share,
-        concurrency=1 if node.quarantine else settings.threads,
-        poll_interval=settings.poll_interval,
-        timeouts=settings.timeouts,
-        schema=settings.schema,
-        node=node,
-        wake_jitter_ms=settings.wake_jitter_ms,
-        claim_bytes=settings.claim_bytes,
-    )
-
-
-class _Stop:
+class Stop:
     """SIGTERM: an order of the supervisor, with its deadline on the board, or from outside."""
 
     def __init__(self, node: Node, settings: Settings, leave: Callable[[float], None]) -> None:
