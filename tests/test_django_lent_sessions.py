@@ -316,7 +316,8 @@ def test_in_autocommit_mode_what_is_written_stays(django_dsn: str) -> None:
 
     def write(command: Command, context: Context) -> None:
         with lent(context, "default", atomic=False):
-            place("A")
+            with lent(context, "default", atomic=False):
+                place("A")
             with suppress(ZeroDivisionError), transaction.atomic():
                 place("B")
                 raise ZeroDivisionError

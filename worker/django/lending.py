@@ -25,14 +25,14 @@ def lent(context: Context, alias: str, *, atomic: bool = True) -> Iterator[None]
     savepoints and functions of `on_commit` are called once the command is settled. Without it each
     statement commits, and an `atomic()` block at its end."""
     execution, own = execution_of(context), connections[alias]
-    if atomic:
-        if getattr(own, "execution", None) is execution:
-            yield  # A block around this one has it already.
-        else:
-            with _lent_transaction(context, execution, own):
-                yield
-    elif execution.is_in_a_tests_transaction:
+    kind = LentTransaction if atomic else LentSession
+    if isinstance(own, kind) and own.execution is execution:
+        yield  # A block around this one has it already.
+    elif not atomic and execution.is_in_a_tests_transaction:
         yield  # Django's own connection has that, and no other can see what is written.
+    elif atomic:
+        with _lent_transaction(context, execution, own):
+            yield
     else:
         with _lent_session(execution, own):
             yield
@@ -63,8 +63,10 @@ def _lent_session(execution: SurroundedExecution, own: Any) -> Iterator[None]:
         _check_database(own, connection)
         return connection
 
+    made = lent_wrapper(LentSession, own, open)
+    made.execution = execution
     try:
-        with _in_place_of(own, lent_wrapper(LentSession, own, open)):
+        with _in_place_of(own, made):
             yield
     finally:
         execution.end_autocommit()

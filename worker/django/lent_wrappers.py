@@ -65,6 +65,8 @@ class LentWrapper(BaseDatabaseWrapper):
     """Mixed into the class of the alias, `own_class`."""
 
     own_class: Any
+    #: The one that it is lent to.
+    execution: Any
     connection: Any
     Database: Any
     run_on_commit: list[Any]
