@@ -66,7 +66,9 @@ def _model_class(data: object) -> Any:
 class MadeContext(Context):
     """A context without a worker: what the handler has asked for is in its attributes."""
 
-    def __init__(self, command: Command, attempt: int, max_attempts: int, made: "_Made") -> None:
+    def __init__(
+        self, command: Command, attempt: int, max_attempts: int, made: "_MadeExecution"
+    ) -> None:
         super().__init__(command, made, attempt, max_attempts)
         self._made = made
 
@@ -123,7 +125,7 @@ def make_context(
         raise ValueError(f"batch_id must be a UUID, not {batch_id!r:.80}")
     given = None if connection is None else session_of(connection)
     seconds = Timeouts().thread if timeout is None else check_seconds("timeout", timeout)
-    made = _Made(given, session, seconds, batch_id, schema)
+    made = _MadeExecution(given, session, seconds, batch_id, schema)
     made.canceled, made.stopping = canceled, stopping
     made.checkpoints = _Checkpoints(resumed, check_encoder(encoder))
     command = command or make_command("test", "Test")
@@ -161,7 +163,7 @@ def _id_of(request: SendRequest) -> UUID:
     return uuid4() if given is None else UUID(str(given))
 
 
-class _Made:
+class _MadeExecution:
     """What a worker does for the handler; see Execution."""
 
     canceled = False

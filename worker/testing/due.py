@@ -26,7 +26,7 @@ _MAX_KEYS = 10_000
 _ALL_BYTES = 2**62
 
 
-class DueCommands:
+class DueClaims:
     def __init__(
         self,
         session: Connection,

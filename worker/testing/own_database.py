@@ -1,5 +1,5 @@
-"""What tests may change: the commands of a database that is for tests alone. They run what is due,
-whoever has sent it, and delete everything, so a DSN of production must not reach that.
+"""What tests may change: the commands of a database that is for tests alone. They run all that is
+due and delete everything, so a DSN of production is refused.
 """
 
 import psycopg

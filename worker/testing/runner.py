@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from cmdbus.errors import InvalidOperationError
 from cmdbus.registry import HandlerRegistry
-from cmdbus.testing.due import DueCommands
+from cmdbus.testing.due import DueClaims
 from cmdbus.testing.executed import Executed, executed
 from cmdbus.testing.inline_execution import InlineExecution, InlineThread
 from cmdbus.testing.savepoints import Savepoint
@@ -71,7 +71,7 @@ class Runner:
         self._register()
         count, found = 0, True
         while found:
-            due = DueCommands(
+            due = DueClaims(
                 self._session,
                 self._statements,
                 self._registry,
