@@ -90,14 +90,14 @@ class Handler:
                 check_seconds(f"{name} of {self.domain}/{self.type}", seconds)
         if self.retry is not None and not isinstance(self.retry, RetryPolicy):
             raise ValueError(f"retry must be a RetryPolicy, not {self.retry!r:.80}")
-        check_callable(self.function, f"the handler of {self.domain}/{self.type}")
+        what = f"the handler of {self.domain}/{self.type}"
+        check_callable(self.function, what)
         tags = check_tags(f"tags of {self.domain}/{self.type}", self.tags)
         object.__setattr__(self, "tags", frozenset(tags))
         object.__setattr__(self, "policy", self.retry or RetryPolicy())
         run = self.function
         if self.breaker is not None:
             run = guarded(run, check_bound(f"breaker of {self.domain}/{self.type}", self.breaker))
-        what = f"the handler of {self.domain}/{self.type}"
         object.__setattr__(self, "run", typed(self.function, run, what))
 
 

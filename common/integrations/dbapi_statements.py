@@ -16,7 +16,6 @@ Reader = Callable[[Any], Any]
 
 _PARAMETER = re.compile(r"%\((\w+)\)s(?:::(\w+(?: precision)?(?:\[\])?))?")
 _COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
-_CALL = re.compile(r"\bp_(\w+) => ")
 _CALLED = re.compile(r'FROM "\w+"\.(\w+)\(p_')
 #: Types of parameters that have neither a cast nor a function's declaration.
 _TYPES = {

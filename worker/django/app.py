@@ -17,7 +17,7 @@ def __getattr__(name: str) -> object:
 
 @cache
 def _registry() -> HandlerRegistry:
-    """That of the setting CMDBUS_APP or, without it, one with the handlers of all tasks."""
+    """The one that the setting CMDBUS_APP names or, without it, one with a handler of each task."""
     registry = HandlerRegistry(django=True)  # sets Django up
     app = getattr(settings, "CMDBUS_APP", None)
     if app in (None, _OWN):

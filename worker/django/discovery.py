@@ -36,7 +36,7 @@ def tasks() -> dict[str, Any]:
 
 def find_task(path: str) -> Any | None:
     """The one of `tasks` with this path. If its module has been imported, no other one matters:
-    whoever sends a task is not to fail because of an error in another app's tasks."""
+    an error in another app's tasks must not keep a program from sending this one."""
     module, _, name = path.rpartition(".")
     task = getattr(sys.modules.get(module), name, None)
     if isinstance(task, Task) and task.module_path == path and is_imported(module):

@@ -9,7 +9,7 @@ from typing import Any
 #: Any: neither Django nor the types of django-tasks that are Django's can be seen by type checkers.
 _Module = Any
 
-#: The framework's package, and its logger.
+#: The framework's package.
 NAME = "django.tasks" if find_spec("django.tasks") else "django_tasks"
 
 try:

@@ -43,9 +43,9 @@ def clear_schemas(using: str, **about: Any) -> None:
 
 
 def _schemas(using: str) -> list[str]:
-    """None where there is no PostgreSQL, which is for the system checks to say."""
-    is_possible = connections[using].vendor == "postgresql"
-    return [bus.schema for bus in buses() if bus.using == using and is_possible]
+    """Empty if the database is no PostgreSQL, which the system checks report."""
+    is_postgresql = connections[using].vendor == "postgresql"
+    return [bus.schema for bus in buses() if bus.using == using and is_postgresql]
 
 
 def _installed(using: str, schema: str) -> Installed:

@@ -1,2 +1,2 @@
-"""None: the tables of cmdbus are not Django's. Django sends `pre_migrate`, which installs them,
-only to apps that have such a module."""
+"""No models: the tables of cmdbus are not Django's. But Django sends `pre_migrate`, at which they
+are installed, only to apps that have such a module."""

@@ -8,7 +8,7 @@ from functools import partial
 
 import django
 from django.apps import apps
-from django.conf import settings
+from django.conf import ENVIRONMENT_VARIABLE, settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
@@ -18,17 +18,17 @@ from cmdbus.django.buses import bus_of_process
 from cmdbus.django.lending import lent
 from cmdbus.registry import HandlerRegistry
 
-_VARIABLE = "DJANGO_SETTINGS_MODULE"
-#: Kept, as the end of an object might write to its socket.
+#: Connections of the process before the fork: kept, as the end of such an object might write to
+#: its socket, which that process uses.
 _inherited: list[object] = []
 
 
 def surround(registry: HandlerRegistry) -> None:
     """Sets Django up, if nothing has, and puts it around the handlers of this registry."""
-    if not settings.configured and not os.environ.get(_VARIABLE):
+    if not settings.configured and not os.environ.get(ENVIRONMENT_VARIABLE):
         raise ValueError(
-            f"HandlerRegistry(django=True) needs the settings of a project: set {_VARIABLE} to "
-            f"their module, as manage.py does"
+            f"HandlerRegistry(django=True) needs the settings of a project: set "
+            f"{ENVIRONMENT_VARIABLE} to their module, as manage.py does"
         )
     if not (apps.ready or apps.loading):
         django.setup()

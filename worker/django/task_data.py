@@ -11,7 +11,7 @@ from cmdbus.checks import shown
 from cmdbus.data import Undecodable, defect
 from cmdbus.django.frameworks import task_backends
 
-#: Of both frameworks.
+#: The defaults of both frameworks.
 DEFAULT_ALIAS, DEFAULT_PRIORITY = "default", 0
 _MAX_PRIORITY = 100
 #: Values of Django's priorities in one of the bus's.
@@ -23,7 +23,7 @@ _NORMAL = 5
 class TaskData:
     args: list[Any]
     kwargs: dict[str, Any]
-    #: None: it is not said, so it is the default one, or the one that has the queue.
+    #: None where the data names none: then it is the default one, or the one that has the queue.
     backend: str | None = None
     priority: int = DEFAULT_PRIORITY
     #: Naive in a project without time zones.
@@ -53,8 +53,8 @@ def encode(
 
 
 def decode(data: object) -> TaskData:
-    """Raises a ValueError for data that is no task's. What it lacks has its default, as whoever
-    sends with SQL writes only what is needed."""
+    """Raises a ValueError for data that is no task's. What it lacks has its default: sends with
+    SQL say only what is needed."""
     given = {} if data is None else data
     if not isinstance(given, dict):
         text = given.text if isinstance(given, Undecodable) else given

@@ -28,7 +28,7 @@ def _handlers(task: Any, backend: CommandBusBackend) -> Iterator[Handler]:
         try:
             there = task.using(queue_name=queue, backend=backend.alias)
         except InvalidTask:
-            return  # It is another backend's: nobody can enqueue it in this one.
+            return  # It is another backend's: this one refuses to enqueue it.
         options = options_of(there)
         yield make_handler(
             queue,
