@@ -26,7 +26,7 @@ from cmdbus import (
     DuplicateCommandError,
     SendRequest,
 )
-from cmdbus.asynchronous.threads import Call
+from cmdbus.asynchronous.threads import CancelableCall
 from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.producer.connections import MAX_CONNECTIONS
@@ -151,7 +151,7 @@ def test_a_canceled_call_without_a_connection_does_not_wait_for_one(dsn: str) ->
 
 
 def test_a_canceled_call_that_still_connects_uses_no_session(dsn: str) -> None:
-    call = Call(lambda: None)
+    call = CancelableCall(lambda: None)
     assert not call.cancel()
     with connect(dsn) as session, pytest.raises(psycopg.errors.QueryCanceled), call.using(session):
         pass

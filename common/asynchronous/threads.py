@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 #: Seconds within which the server has to take the request to cancel a statement.
 _CANCEL_SECONDS = 5.0
-#: The Call of each thread.
+#: The CancelableCall of each thread.
 _current = threading.local()
 
 
-class Call:
+class CancelableCall:
     """One call in a thread, and the session that it uses, so that its statement can be canceled
     and no other one is."""
 
@@ -64,7 +64,7 @@ class Call:
 @contextmanager
 def using(session: Connection) -> Iterator[None]:
     """For each session that a bus uses; in the event loop's thread there is no call."""
-    call: Call | None = getattr(_current, "call", None)
+    call: CancelableCall | None = getattr(_current, "call", None)
     if call is None:
         yield
         return
@@ -84,7 +84,7 @@ class Threads:
     ) -> T:
         """`work` in a thread. Canceled, it calls `interrupt`, waits for the end of a statement that
         it cancels, and with `waits` in any case for the end of `work`."""
-        call = Call(work)
+        call = CancelableCall(work)
         running = self.submit(copy_context().run, call.run)
         ended = asyncio.wrap_future(running)
         try:
