@@ -63,9 +63,9 @@ class HandlerRegistry:
     def __init__(self, *, encoder: Encoder | None = None, django: bool = False) -> None:
         """`encoder` is called with what has no form in JSON, and returns one: for results and error
         details of handlers, what they give to `context`, states and commands of processes, and data
-        of schedules. See CommandBus. `django`: Django's default connection is the session of
-        `context.connection` inside of each handler, and the tasks of the project have handlers;
-        needs its settings."""
+        of schedules. See CommandBus. `django`: inside of each handler Django's connection, the one
+        that TASKS names or else the default one, is the session of `context.connection`, and each
+        task of the project has a handler; needs the project's settings."""
         self._encoder = check_encoder(encoder)
         self._handlers: dict[tuple[str, str], Handler] = {}
         #: Functions that make further handlers, when those are first asked for.
