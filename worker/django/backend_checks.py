@@ -10,12 +10,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from cmdbus.checks import did_you_mean
+from cmdbus.django.buses import VENDOR
 from cmdbus.django.discovery import tasks
 from cmdbus.django.frameworks import InvalidTaskBackend
 from cmdbus.errors import AppError
-
-#: Django's names of PostgreSQL and of what is built on it, as PostGIS.
-_VENDOR = "postgresql"
 
 
 def messages(backend: Any) -> Iterator[CheckMessage]:
@@ -49,7 +47,7 @@ def _problem_of(using: str) -> str:
         vendor = connections[using].vendor
     except ImproperlyConfigured as error:
         return f"the database {using!r} cannot be used: {error}"
-    if vendor == _VENDOR:
+    if vendor == VENDOR:
         return ""
     return (
         f"the database {using!r} is {vendor}, and cmdbus needs PostgreSQL: "

@@ -9,7 +9,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 BACKEND = "cmdbus.django.CommandBusBackend"
-#: Of a fleet that `manage.py cmdbus` has started: the alias of its database.
+#: Django's name of PostgreSQL, and of engines that are built on its own, as PostGIS.
+VENDOR = "postgresql"
+#: The environment variable of a fleet that `manage.py cmdbus` has started: its database's alias.
 VARIABLE = "CMDBUS_DJANGO_DATABASE"
 
 

@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from cmdbus.django.buses import Bus, backends
+from cmdbus.django.buses import VENDOR, Bus, backends
 from cmdbus.errors import AppError
 
 _OLDEST = (5, 2)
@@ -49,7 +49,7 @@ def _framework() -> Iterator[CheckMessage]:
 
 def _database() -> Iterator[CheckMessage]:
     wrapper = connections[Bus().using]
-    if not backends() and wrapper.vendor != "postgresql":
+    if not backends() and wrapper.vendor != VENDOR:
         yield Warning(
             f"The default database is of {wrapper.display_name}, so migrate installs no schema of "
             f"cmdbus, and there is nothing that a fleet could run on.",

@@ -8,6 +8,7 @@ from django.utils.connection import ConnectionDoesNotExist
 from psycopg.conninfo import make_conninfo
 
 from cmdbus.database import libpq
+from cmdbus.django.buses import VENDOR
 
 #: What Django's or psycopg's object for a session takes, and not the session itself.
 _OF_OBJECTS = {"context", "cursor_factory", "prepare_threshold", "row_factory", "client_encoding"}
@@ -40,7 +41,7 @@ def wrapper_of(using: str) -> Any:
         raise ImproperlyConfigured(
             f"DATABASES has no {using!r}: there are {', '.join(connections)}"
         ) from None
-    if wrapper.vendor != "postgresql":
+    if wrapper.vendor != VENDOR:
         raise ImproperlyConfigured(
             f"the database {using!r} is of {wrapper.display_name}, and cmdbus needs PostgreSQL: "
             f"name another alias of DATABASES in OPTIONS['using'] of TASKS"

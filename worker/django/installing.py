@@ -15,7 +15,7 @@ from cmdbus.database.executor import Executor
 from cmdbus.database.schema import Installed, check, install
 from cmdbus.database.sentences import in_one_sentence
 from cmdbus.database.statements import versions
-from cmdbus.django.buses import buses
+from cmdbus.django.buses import VENDOR, buses
 from cmdbus.django.dsn import dsn_of
 from cmdbus.errors import CmdbusError, MissingRightError, SchemaError
 
@@ -44,7 +44,7 @@ def clear_schemas(using: str, **about: Any) -> None:
 
 def _schemas(using: str) -> list[str]:
     """Empty if the database is no PostgreSQL, which the system checks report."""
-    is_postgresql = connections[using].vendor == "postgresql"
+    is_postgresql = connections[using].vendor == VENDOR
     return [bus.schema for bus in buses() if bus.using == using and is_postgresql]
 
 

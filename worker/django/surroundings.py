@@ -14,7 +14,7 @@ from django.db import connections
 
 from cmdbus.command import Command
 from cmdbus.context import Context
-from cmdbus.django.buses import bus_of_process
+from cmdbus.django.buses import VENDOR, bus_of_process
 from cmdbus.django.lending import lent
 from cmdbus.registry import HandlerRegistry
 
@@ -33,7 +33,7 @@ def surround(registry: HandlerRegistry) -> None:
     if not (apps.ready or apps.loading):
         django.setup()
     alias = bus_of_process().using
-    if connections[alias].vendor != "postgresql":
+    if connections[alias].vendor != VENDOR:
         raise ImproperlyConfigured(
             f"HandlerRegistry(django=True) lends DATABASES[{alias!r}] to its handlers, and that is "
             f"{connections[alias].display_name}: it must be the PostgreSQL database of the worker"
