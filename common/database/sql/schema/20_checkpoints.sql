@@ -1,4 +1,5 @@
--- What context.checkpoint keeps for the next execution of a command: the table `checkpoint`.
+-- Writes and removes what context.checkpoint keeps for the next execution of a command: rows of the
+-- table `checkpoint` (02_commands.sql).
 
 -- Keeps the checkpoint of a claim, instead of an earlier one of its command. False if the claim was
 -- lost. Outside of a handler's transaction p_locked keeps the claim for as long as this takes, so
