@@ -1,6 +1,7 @@
 """What a test sees of an execution that its runner has made."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from uuid import UUID
 
 from cmdbus.data import decode
@@ -39,22 +40,22 @@ class Executed:
 
 def executed(claim: Claim, finished: Finished | None, error: BaseException | None) -> Executed:
     """`finished`: what was settled; None if the claim was lost."""
-    about = {
-        "domain": claim.domain,
-        "type": claim.type,
-        "command_id": claim.command_id,
-        "attempt": claim.attempts + 1,
-    }
+    make = partial(
+        Executed,
+        domain=claim.domain,
+        type=claim.type,
+        command_id=claim.command_id,
+        attempt=claim.attempts + 1,
+        error=error,
+    )
     if finished is None:
-        return Executed(**about, outcome="LOST", error=error, charged=False)  # type: ignore[arg-type]
+        return make(outcome="LOST", charged=False)
     outcome = finished.outcome
-    return Executed(
-        **about,  # type: ignore[arg-type]
+    return make(
         outcome=outcome.kind.value,
         result=None if outcome.result is None else decode(outcome.result),
         error_code=outcome.code,
         error_message=outcome.message,
         retry_in=outcome.delay,
-        error=error,
         charged=outcome.charged,
     )
