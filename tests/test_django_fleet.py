@@ -174,9 +174,9 @@ def test_a_project_without_tasks_has_the_schema_of_the_environment() -> None:
         assert environment({"CMDBUS_SCHEMA": "orders"})["CMDBUS_SCHEMA"] == "orders"
 
 
-def test_the_setting_names_the_app_unless_the_environment_does() -> None:
+def test_workers_find_the_setting_of_the_app_once_django_is_set_up() -> None:
     app = "shop.handlers:registry"
-    assert environment({}, CMDBUS_APP=app)["CMDBUS_APP"] == app
+    assert "CMDBUS_APP" not in environment({}, CMDBUS_APP=app)
     assert environment({"CMDBUS_APP": "x:y"}, CMDBUS_APP=app)["CMDBUS_APP"] == "x:y"
 
 
@@ -206,6 +206,7 @@ def test_the_help_is_the_commands_and_the_supervisors() -> None:
 
 SHOP = """
 from cmdbus import HandlerRegistry
+from django.contrib.contenttypes.models import ContentType  # needs Django to be set up
 
 registry = HandlerRegistry()
 
@@ -220,7 +221,7 @@ def write_project(place: Path, dsn: str) -> None:
     server = {**database_settings(dsn), "PASSWORD": "a secret"}
     (place / "greetings.py").write_text(SHOP)
     (place / "conf.py").write_text(
-        "INSTALLED_APPS = ['cmdbus.django']\n"
+        "INSTALLED_APPS = ['django.contrib.contenttypes', 'cmdbus.django']\n"
         "CMDBUS_APP = 'greetings:registry'\n"
         "SECRET_KEY = 'x'\n"
         f"DATABASES = {{'default': {server!r}}}\n"

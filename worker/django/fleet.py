@@ -35,8 +35,6 @@ def fleet_environment(
     made |= {ENVIRONMENT_VARIABLE: module, "CMDBUS_DSN": dsn_of(bus.using), VARIABLE: bus.using}
     if backends():
         made["CMDBUS_SCHEMA"] = bus.schema
-    if app := getattr(settings, "CMDBUS_APP", None):
-        made.setdefault("CMDBUS_APP", str(app))
     # Then Django need not set it in each transaction.
     made.setdefault("PGTZ", str(wrapper_of(bus.using).timezone_name))
     made["PYTHONPATH"] = os.pathsep.join(_projects(path))
