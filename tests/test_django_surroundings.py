@@ -12,7 +12,7 @@ from eventually import eventually
 from forks import result_of_child
 from handlers import connect
 from psycopg.adapt import Dumper
-from test_django_lending import orders, place, run_all, run_one
+from test_django_lending import orders, place, run_all, run_one, swallows_an_error
 from test_django_lent_sessions import database_options, pid_of, settings
 from test_process_groups import COUNT, Watched, are_completed, moved, replied
 
@@ -165,3 +165,34 @@ def test_managers_of_processes_use_models_in_the_transaction_of_their_group(
             eventually(lambda: are_completed(bus, ids))
     placed = [order.split()[0] for order in orders(django_dsn)]
     assert sorted(placed) == sorted(["first", *map(str, range(COUNT))])
+
+
+def test_what_watches_the_statements_of_a_connection_ends_with_the_handler(django_dsn: str) -> None:
+    """Libraries add theirs to each new connection."""
+    from django.db import connections
+    from django.db.backends.signals import connection_created
+
+    seen: list[int] = []
+
+    def watched(command: Command, context: Context) -> None:
+        place("A")
+
+    def receive(connection: Any, **_: Any) -> None:
+        connection.execute_wrappers.append(lambda execute, *rest: execute(*rest))
+        seen.append(len(connection.execute_wrappers))
+
+    connection_created.connect(receive)
+    try:
+        run_all(django_dsn, watched, watched)
+    finally:
+        connection_created.disconnect(receive)
+    assert seen == [1, 1]
+    assert connections["default"].execute_wrappers == []
+
+
+def test_an_error_that_a_handler_ignores_is_in_the_log(
+    django_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where it has marked Django's transaction to be rolled back."""
+    assert run_one(django_dsn, swallows_an_error).error_code == "TRANSACTION_ABORTED"
+    assert "IntegrityError" in caplog.text

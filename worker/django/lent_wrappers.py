@@ -167,7 +167,7 @@ class LentTransaction(LentWrapper):
                 "the handler returned after an error, or set_rollback(True), had marked Django's "
                 "transaction to be rolled back: let the error out, or use a savepoint (with "
                 "transaction.atomic())",
-            )
+            ) from self.rollback_exc
         if self._has_role and self.connection.info.transaction_status is not _INERROR:
             _executor.execute(self.connection, "reset_role")
         functions, self.run_on_commit = self.run_on_commit, []
@@ -243,13 +243,13 @@ class LentTransaction(LentWrapper):
 
 def lent_wrapper(kind: Any, own: Any, open: Open) -> Any:
     """A wrapper for the time that `own` is not used. Whoever watches the statements of that sees
-    those of this one."""
+    those of this one; what the handler has watch them ends with it."""
     is_lent = isinstance(own, LentWrapper)  # By a block around this one.
     mixed = _mixed(kind, own.own_class if is_lent else own.__class__)
     made = mixed(own.own_settings if is_lent else own.settings_dict, own.alias, open)
     made.force_debug_cursor = own.force_debug_cursor
     made.queries_log = own.queries_log
-    made.execute_wrappers = own.execute_wrappers
+    made.execute_wrappers = [*own.execute_wrappers]
     return made
 
 
