@@ -66,8 +66,8 @@ def _timeout(name: str, attribute: str, text: str) -> Setting:
 SETTINGS = (
     Setting(
         "--app",
-        "The handlers; the working directory is importable. Without one: all tasks of the Django "
-        "project, where DJANGO_SETTINGS_MODULE names one, or a demo.",
+        "The handlers; the working directory is importable. Without one: the setting CMDBUS_APP or "
+        "all tasks of the Django project that DJANGO_SETTINGS_MODULE names, or a demo.",
         metavar="MODULE:REGISTRY",
         default=lambda: _DJANGO_APP if os.environ.get("DJANGO_SETTINGS_MODULE") else None,
         show_default=False,
