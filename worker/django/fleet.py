@@ -13,8 +13,9 @@ from django.core.exceptions import ImproperlyConfigured
 from cmdbus.django.buses import VARIABLE, Bus, backends
 from cmdbus.django.dsn import check_isolation, dsn_of, wrapper_of
 
-#: Other ways to name a database, which the settings' takes the place of. Options win over it.
-_OTHERS = ("CMDBUS_DSN_FILE", "CMDBUS_EMBEDDED")
+#: Variables that name a database in other ways: left out, as the settings name it. An option of
+#: the supervisor's still wins.
+_OTHER_DATABASES = ("CMDBUS_DSN_FILE", "CMDBUS_EMBEDDED")
 #: Directories that each Python imports from.
 _OF_PYTHON = ("stdlib", "platstdlib", "purelib", "platlib")
 
@@ -31,18 +32,18 @@ def fleet_environment(
             "them: name a module with DJANGO_SETTINGS_MODULE"
         )
     check_isolation(bus.using)
-    made = {name: value for name, value in given.items() if name not in _OTHERS}
+    made = {name: value for name, value in given.items() if name not in _OTHER_DATABASES}
     made |= {ENVIRONMENT_VARIABLE: module, "CMDBUS_DSN": dsn_of(bus.using), VARIABLE: bus.using}
     if backends():
         made["CMDBUS_SCHEMA"] = bus.schema
-    # Then Django need not set it in each transaction.
+    # In sessions with the time zone of the project, Django need not set it in each transaction.
     made.setdefault("PGTZ", str(wrapper_of(bus.using).timezone_name))
-    made["PYTHONPATH"] = os.pathsep.join(_projects(path))
+    made["PYTHONPATH"] = os.pathsep.join(_project_directories(path))
     return made
 
 
-def _projects(path: Iterable[str]) -> list[str]:
-    """Those that Python would not look into by itself."""
+def _project_directories(path: Iterable[str]) -> list[str]:
+    """The directories of `path` that Python does not import from by itself."""
     known = [Path(sysconfig.get_path(name)) for name in _OF_PYTHON]
     absolute = [Path(entry or Path.cwd()).absolute() for entry in path]
     own = [

@@ -106,6 +106,7 @@ class LentWrapper(BaseDatabaseWrapper):
         a connection of its own."""
         fresh = self.own_class(self.own_settings, self.alias)
         self.__dict__.clear()
+        # The class that follows has no is_forked, which the block around the handler still reads.
         self.__dict__.update(fresh.__dict__, is_forked=True)
         self.__class__ = self.own_class
 
@@ -242,8 +243,8 @@ class LentTransaction(LentWrapper):
 
 
 def lent_wrapper(kind: Any, own: Any, open: Open) -> Any:
-    """A wrapper for the time that `own` is not used. Whoever watches the statements of that sees
-    those of this one; what the handler has watch them ends with it."""
+    """A wrapper to use instead of `own`, with its log of queries and its `execute_wrappers`; those
+    that a handler adds end with this one."""
     is_lent = isinstance(own, LentWrapper)  # By a block around this one.
     mixed = _mixed(kind, own.own_class if is_lent else own.__class__)
     made = mixed(own.own_settings if is_lent else own.settings_dict, own.alias, open)
