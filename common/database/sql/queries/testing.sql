@@ -30,7 +30,8 @@ SELECT current_setting('transaction_isolation');
 -- name: find_earlier_worker
 -- The latest worker that was started before these tests were.
 SELECT worker, to_char(started_at, 'YYYY-MM-DD HH24:MI') FROM {schema}.incarnation
-WHERE worker <> %(tester)s AND started_at < clock_timestamp() - %(age)s * interval '1 second'
+WHERE worker <> %(tester)s
+    AND started_at < clock_timestamp() - make_interval(secs => %(age)s::double precision)
 ORDER BY started_at DESC
 LIMIT 1;
 
