@@ -32,9 +32,9 @@ run_in_parts() {
     done
     begin fleets -m "$fleets" "${first[@]}"
     begin more-fleets -m "$fleets" "${second[@]}"
-    begin others-to-em -m "$others" "$tests"/apps "$tests"/test_{[a-d],e[a-m]}*.py
-    begin others-to-ra -m "$others" "$tests"/test_{e[!a-m],[f-q],ra}*.py
-    "${pytest[@]}" -m "$others" "$tests"/test_{r[!a],[s-z]}*.py || failures+=" others-to-z"
+    begin others-to-e -m "$others" "$tests"/apps "$tests"/test_[a-e]*.py
+    begin others-to-rel -m "$others" "$tests"/test_{[f-q],ra,re[a-l]}*.py
+    "${pytest[@]}" -m "$others" "$tests"/test_{re[!a-l],r[!ae],[s-z]}*.py || failures+=" others-to-z"
     for place in "${!names[@]}"; do
         wait "${pids[place]}" || failures+=" ${names[place]}"
         say "${names[place]}"
