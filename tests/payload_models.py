@@ -1,4 +1,4 @@
-"""Models of payloads, and random values of them."""
+"""Models of payloads, random values of them, and how data is read as one."""
 
 import random
 from dataclasses import dataclass, field
@@ -7,6 +7,8 @@ from decimal import Decimal
 from enum import Enum, Flag, StrEnum
 from typing import Annotated, Any, Generic, Literal, NewType, NotRequired, TypedDict, TypeVar
 from uuid import UUID
+
+from cmdbus.payloads.readers import reader_of
 
 T = TypeVar("T")
 Customer = NewType("Customer", str)
@@ -114,3 +116,7 @@ def random_order(rand: random.Random, depth: int = 2) -> Order:
         parts=[random_order(rand, depth - 1) for _ in range(rand.randint(0, depth))],
         extra=[1, {"any": None}],
     )
+
+
+def read(kind: Any, data: Any) -> Any:
+    return reader_of(kind)(data)

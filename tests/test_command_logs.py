@@ -262,8 +262,8 @@ class Kept(logging.Handler):
 def test_a_line_of_a_library_in_a_handlers_thread_names_the_command_on_stderr(
     dsn: str, bus: CommandBus
 ) -> None:
-    library, plain, ours = logging.getLogger("library"), Kept(), Kept()
-    handlers = plain, _OtherLoggers(ours)  # type: ignore[arg-type]  # in place of the lines
+    library, plain, named = logging.getLogger("library"), Kept(), Kept()
+    handlers = plain, _OtherLoggers(named)  # type: ignore[arg-type]  # in place of the lines
 
     def debit(command: Command, context: Context) -> None:
         library.warning("calling %s", "a bank", extra={"attempt": 7})
@@ -277,7 +277,7 @@ def test_a_line_of_a_library_in_a_handlers_thread_names_the_command_on_stderr(
         for handler in handlers:
             library.removeHandler(handler)
     about = fields_of(record.command_id, "payments", "Debit", record.command_id, 1)
-    inside, outside = (in_json(each) for each in ours.records)
+    inside, outside = (in_json(each) for each in named.records)
     shown = {"level": "warning", "message": "calling a bank"}
     assert inside == {**about, **shown, "attempt_": 7}
     assert outside == {"level": "warning", "message": "outside"}

@@ -16,7 +16,7 @@ from cmdbus.django.checks import check_project
 
 set_up()
 
-OURS = {"default": {"BACKEND": "cmdbus.django.CommandBusBackend", "QUEUES": ["mail"]}}
+TASKS = {"default": {"BACKEND": "cmdbus.django.CommandBusBackend", "QUEUES": ["mail"]}}
 APP = """
 from cmdbus import HandlerRegistry
 
@@ -44,7 +44,7 @@ def test_the_checks_run_with_those_of_django(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_backport_must_be_an_app(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(django, "VERSION", (5, 2))
-    [error] = found(INSTALLED_APPS=["cmdbus.django"], TASKS=OURS)
+    [error] = found(INSTALLED_APPS=["cmdbus.django"], TASKS=TASKS)
     assert (error.id, "'django_tasks'" in error.msg) == ("cmdbus.E002", True)
     assert found(INSTALLED_APPS=["cmdbus.django"], TASKS={}) == []
 
@@ -57,7 +57,7 @@ def test_another_database_is_warned_of_unless_a_backend_names_its_own(
         [warning] = found(TASKS={})
         assert (warning.id, warning.level) == ("cmdbus.W001", 30)
         assert "SQLite" in warning.msg and "using" in (warning.hint or "")
-        assert found(TASKS=OURS) == []
+        assert found(TASKS=TASKS) == []
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_an_error_in_a_module_of_tasks_is_found(
 ) -> None:
     (tmp_path / "broken_tasks.py").write_text("import no_such_module")
     monkeypatch.syspath_prepend(tmp_path)
-    tasks = {"default": {**OURS["default"], "OPTIONS": {"modules": ["broken_tasks"]}}}
+    tasks = {"default": {**TASKS["default"], "OPTIONS": {"modules": ["broken_tasks"]}}}
     [error] = found(TASKS=tasks)
     assert error.id == "cmdbus.E003"
     assert "broken_tasks" in error.msg and "no_such_module" in error.msg

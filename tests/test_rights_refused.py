@@ -1,4 +1,4 @@
-"""What a role without rights is told, and a grant to no role."""
+"""The refusals that a role without rights gets, and a grant to no role."""
 
 from collections.abc import Callable
 from uuid import uuid4

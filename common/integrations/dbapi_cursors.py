@@ -1,4 +1,4 @@
-"""Cursors as their driver makes them, whatever an application has told the driver for its own."""
+"""Cursors as their driver makes them, whatever an application sets for its own."""
 
 import sys
 from types import ModuleType

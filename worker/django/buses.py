@@ -26,7 +26,7 @@ class Bus:
 def backends() -> dict[str, dict[str, Any]]:
     """The entries of the setting TASKS that are cmdbus's, by their aliases."""
     given = getattr(settings, "TASKS", None) or {}
-    return {alias: entry for alias, entry in given.items() if _is_ours(entry.get("BACKEND"))}
+    return {alias: entry for alias, entry in given.items() if _is_of_cmdbus(entry.get("BACKEND"))}
 
 
 def buses() -> list[Bus]:
@@ -60,12 +60,12 @@ def bus_of_process() -> Bus:
     return bus_in(using) if using else buses()[0]
 
 
-def _is_ours(name: object) -> bool:
+def _is_of_cmdbus(name: object) -> bool:
     if name == BACKEND:
         return True
     try:
         found = import_string(str(name))
-        ours = import_string(BACKEND)
+        backend = import_string(BACKEND)
     except ImportError:
         return False
-    return isinstance(found, type) and issubclass(found, ours)
+    return isinstance(found, type) and issubclass(found, backend)

@@ -85,12 +85,12 @@ def read(task: Any, domain: str, data: object) -> tuple[Any, list[Any], dict[str
 def with_data(task: Any, domain: str, found: TaskData) -> Any:
     """The task with what this data says."""
     alias = found.backend or DEFAULT_ALIAS
-    backend = alias if _is_ours(alias, domain) else task.backend
+    backend = alias if _has_queue(alias, domain) else task.backend
     options = {"queue_name": domain, "backend": backend, "priority": found.priority}
     return task.using(**options, run_after=found.run_after)
 
 
-def _is_ours(alias: str, queue: str) -> bool:
+def _has_queue(alias: str, queue: str) -> bool:
     """Whether it is a backend of cmdbus with this queue."""
     from cmdbus.django.backend import CommandBusBackend  # which imports this module
 
