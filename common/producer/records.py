@@ -17,6 +17,8 @@ from cmdbus.reply import Reply
 T = TypeVar("T")
 #: Fields whose values come as text.
 _JSON = frozenset({"data", "result", "details", "state", "checkpoint"})
+#: Details of an event that are shown as JSON: data of a command, before and after a change.
+_PAYLOADS = frozenset({"data", "data_before"})
 
 
 class Status(StrEnum):
@@ -271,6 +273,8 @@ def _shown(details: object, margin: str) -> list[str]:
     lines = []
     for key, value in details.items():
         deeper = margin + "    "
+        if key in _PAYLOADS:
+            value = json.dumps(value, ensure_ascii=False, default=str)
         if isinstance(value, dict):
             lines += [f"{margin}{one_line(key)}:", *_shown(value, deeper)]
             continue

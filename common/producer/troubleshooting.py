@@ -8,6 +8,7 @@ from uuid import UUID
 
 from cmdbus.checks import check_key, check_operator, check_text, check_whole
 from cmdbus.integrations.callers_connection import CallersConnection
+from cmdbus.producer.arguments import NOT_GIVEN
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.records import Status, TroubleCount, TroubleRecord
 from cmdbus.producer.requests import SendRules, check_command, check_conditions
@@ -99,15 +100,22 @@ class Troubleshooting:
         *,
         operator: str,
         reason: str | None = None,
+        data: Any = NOT_GIVEN,
         connection: CallersConnection | None = None,
     ) -> None:
         """The command `command_id` of `domain` waits for a worker again, as if it had never
         been tried. `operator` says who decided that, and `reason` why.
 
+        With `data`, any JSON value that `send` would take, it has that instead of its own, and the
+        audit trail has both. Everything else stays, like keys, the correlation id and a
+        checkpoint. Whether the handler can read the data shows when it runs.
+
         Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
         that is not in troubleshooting.
         """
         remark = _remark(operator, reason)
+        if data is not NOT_GIVEN:
+            remark["data"] = self._encoded(data, "data")
         self._resolve("RETRY", domain, command_id, remark, connection)
 
     def cancel(
@@ -145,7 +153,7 @@ class Troubleshooting:
         Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
         that is not in troubleshooting.
         """
-        remark = {**_remark(operator, reason), "result": self._encoded(result)}
+        remark = {**_remark(operator, reason), "result": self._encoded(result, "result")}
         self._resolve("COMPLETE", domain, command_id, remark, connection)
 
     def retry_all(
@@ -209,7 +217,7 @@ class Troubleshooting:
         condition (`domain`, `type`, `error_code`, `key`, `since`, `until`), to the `limit`
         oldest where one is given, for `operator` and `reason`; returns how many."""
         conditions = _conditions(domain, type, error_code, key, since, until)
-        remark = {**_remark(operator, reason), "result": self._encoded(result)}
+        remark = {**_remark(operator, reason), "result": self._encoded(result, "result")}
         return self._resolve_all("COMPLETE", conditions, limit, remark, connection)
 
     def _counts(
@@ -256,8 +264,8 @@ class Troubleshooting:
                 return total
             conditions["since"] = last
 
-    def _encoded(self, result: object) -> str:
-        return self._rules.encode(result, "result")
+    def _encoded(self, value: object, what: str) -> str:
+        return self._rules.encode(value, what)
 
 
 def _remark(operator: str, reason: str | None) -> dict[str, object]:

@@ -98,13 +98,24 @@ def summary(bus: "CommandBus", **filters: Any) -> Shown:
     \b
     Examples:
       cmdbus tsq retry payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94
+      cmdbus tsq retry payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94 --data '{"amount": 5}'
       cmdbus tsq retry payments --all --error-code TIMEOUT --limit 10
     """,
 )
+@option(
+    "--data",
+    "change",
+    metavar="JSON",
+    # null is data, too.
+    parse=lambda text: {"data": data(text)},
+    help="JSON, -, or @FILE; what the command has instead of its data.",
+)
 @_targets
 @with_bus
-def retry(bus: "CommandBus", **resolution: Any) -> Shown:
-    return _resolve(bus, "retry", "retried", **resolution)
+def retry(bus: "CommandBus", change: dict[str, Any] | None, **resolution: Any) -> Shown:
+    if change and (resolution["every"] or len(resolution["command_ids"]) != 1):
+        raise UsageProblem("--data goes with the ID of one command")
+    return _resolve(bus, "retry", "retried", **resolution, **(change or {}))
 
 
 @tsq.command(

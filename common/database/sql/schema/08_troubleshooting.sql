@@ -1,11 +1,11 @@
 -- Operators' decisions on commands in troubleshooting.
 
 -- Takes commands out of troubleshooting, each with its event, and returns their number. p_action
--- is RETRY (again from the beginning), CANCEL or COMPLETE (to history, with their reply). Waits
--- for locked rows.
+-- is RETRY (again from the beginning, with p_data instead of their data if it is not NULL), CANCEL
+-- or COMPLETE (to history, with their reply). Waits for locked rows.
 CREATE FUNCTION {schema}.resolve_keys(
     p_action text, p_domains text[], p_command_ids uuid[], p_operator text, p_reason text,
-    p_result json, p_call bigint
+    p_result json, p_call bigint, p_data json DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -29,8 +29,8 @@ BEGIN
             max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id,
             caller, key, unique_key, lane_position, expires_at)
         SELECT token, claimed_at, created_at, clock_timestamp(), command_id, correlation_id,
-            priority, sent_max_attempts, domain, type, reply_to, data, error_code, error_message,
-            batch_id, caller, key, unique_key, lane_position, expires_at
+            priority, sent_max_attempts, domain, type, reply_to, coalesce(p_data, data), error_code,
+            error_message, batch_id, caller, key, unique_key, lane_position, expires_at
         FROM gone WHERE p_action = 'RETRY' ORDER BY failed_at
     ), history AS (
         INSERT INTO {schema}.finished (
@@ -45,8 +45,11 @@ BEGIN
             CASE p_action WHEN 'CANCEL' THEN p_reason END, batch_id, key, unique_key, expires_at
         FROM gone WHERE p_action <> 'RETRY'
     ), events AS (
-        INSERT INTO {schema}.event (call, command_id, domain, kind, operator, message)
-        SELECT p_call, command_id, domain, 'OPERATOR_' || p_action, p_operator, p_reason FROM gone
+        INSERT INTO {schema}.event (call, command_id, domain, kind, operator, message, details)
+        SELECT p_call, command_id, domain, 'OPERATOR_' || p_action, p_operator, p_reason,
+            CASE WHEN p_action = 'RETRY' AND p_data IS NOT NULL
+                THEN json_build_object('data', p_data, 'data_before', data) END
+        FROM gone
     )
     SELECT count(*), count(
         CASE WHEN p_action <> 'RETRY' AND reply_to IS NOT NULL THEN {schema}.send_reply(
@@ -70,7 +73,7 @@ $$;
 -- was resolved, NULL if the command is unknown.
 CREATE FUNCTION {schema}.resolve(
     p_action text, p_domain text, p_command_id uuid, p_operator text, p_reason text,
-    p_result json, p_call bigint
+    p_result json, p_call bigint, p_data json DEFAULT NULL
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -83,7 +86,7 @@ BEGIN
             RETURN 'IN_TROUBLESHOOTING_QUEUE';
         END IF;
         IF {schema}.resolve_keys(p_action, ARRAY[p_domain], ARRAY[p_command_id], p_operator,
-                                 p_reason, p_result, p_call) = 1
+                                 p_reason, p_result, p_call, p_data) = 1
         THEN
             RETURN 'IN_TROUBLESHOOTING_QUEUE';
         END IF;
