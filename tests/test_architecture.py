@@ -42,6 +42,12 @@ FLOOR_PLAN["cmdbus.processes"] = [
 CLAIMS, EXECUTION = "cmdbus.worker.claims", "cmdbus.worker.execution"
 BREAKERS = "cmdbus.worker.breakers"
 INTEGRATIONS = "cmdbus.worker.integrations"
+WEB = [*SHARED, "cmdbus.producer"]
+FLOOR_PLAN |= {
+    "cmdbus.web": WEB,
+    "cmdbus.web.actions": [*WEB, "cmdbus.web"],
+    "cmdbus.web.views": [*WEB, "cmdbus.web"],
+}
 WAITING, PROBES = "cmdbus.worker.waiting", "cmdbus.worker.probes"
 STEWARD, PIPELINE = "cmdbus.worker.steward", "cmdbus.worker.pipeline"
 FLOOR_PLAN |= {
@@ -82,13 +88,17 @@ DATABASE_ROOMS = {
     *[room for room in FLOOR_PLAN if room.startswith(("cmdbus.worker", "cmdbus.testing"))],
     "cmdbus.django",
 }
-#: Rooms that the supervisor's imports only inside functions: in a child, or in a sub-command.
+#: Rooms that are imported only inside functions: in a child of the supervisor or in a sub-command;
+#: and by the page, which gets its views and actions as arguments.
 IN_CHILDREN = {
+    "cmdbus.web": ["cmdbus.web.actions", "cmdbus.web.views"],
     "cmdbus.supervisor": [
         *["cmdbus.database", "cmdbus.embedded", "cmdbus.worker"],
         *["cmdbus.worker.boot", PROBES],
     ],
-    "cmdbus.supervisor.cli": ["cmdbus.database", "cmdbus.embedded", "cmdbus.producer"],
+    "cmdbus.supervisor.cli": [
+        *["cmdbus.database", "cmdbus.embedded", "cmdbus.producer", "cmdbus.web"],
+    ],
 }
 #: Modules in a row, each of which imports the next, inside one room.
 MAX_DEPTH = 5

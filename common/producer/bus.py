@@ -36,6 +36,7 @@ from cmdbus.producer.records import (
 )
 from cmdbus.producer.replies import Readers, Replies
 from cmdbus.producer.requests import SendRequest, SendRules, check_command, check_conditions
+from cmdbus.producer.rights import ReadingRights
 from cmdbus.producer.send_hook import Hook
 from cmdbus.producer.senders import Senders
 from cmdbus.producer.sending import BulkSend
@@ -48,7 +49,14 @@ from cmdbus.uniqueness import EXISTING
 _PURGED_ROWS = 1000
 
 
-class CommandBus(Batches, Processes, Operations, Explaining, Senders):
+class CommandBus(
+    Batches,
+    Processes,
+    Operations,
+    Explaining,
+    ReadingRights,
+    Senders,
+):
     """Sends commands and shows what becomes of them. Safe to share between threads.
 
     With a DSN it keeps 1 to 4 connections of its own, opened at the first use in each process,

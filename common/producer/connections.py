@@ -72,6 +72,10 @@ class Connections:
         self.using: Callable[[Connection], AbstractContextManager[None]] | None = None
         self._open: Callable[[float], Connection] = partial(_opened, self._parts or {})
 
+    @property
+    def schema(self) -> str:
+        return self._executor.schema
+
     def named(
         self, application_name: str, prepare: Callable[[Connection], object], needs: str
     ) -> "Connections":

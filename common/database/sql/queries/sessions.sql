@@ -82,6 +82,14 @@ FROM pg_stat_get_activity(pg_backend_pid());
 -- name: read_role
 SELECT current_user::text;
 
+-- name: read_rights
+-- Of the role, as installing.sql grants them: the columns and functions stand for what roles of the
+-- same kind have besides.
+SELECT current_user::text, current_database()::text,
+    has_column_privilege('{schema}.command'::regclass, 'data', 'SELECT'),
+    has_function_privilege('{schema}.resolve'::regproc, 'EXECUTE')
+        AND has_function_privilege('{schema}.configure_domain'::regproc, 'EXECUTE');
+
 -- name: read_setting
 -- Whether a session's setting is the wanted one, in whatever unit, or a stricter timeout.
 SELECT CASE WHEN name LIKE '%%timeout'

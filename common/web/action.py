@@ -1,0 +1,19 @@
+"""What an operator can do: first a preview of what it will touch, then the change itself."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cmdbus.producer.bus import CommandBus
+
+#: What the page sends: {"target": {...}, "values": {...}, "reason": "..."}.
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    name: str
+    #: Of the bus and the body: title, touches, count, fields, undo, confirm, grave. Reads only.
+    preview: Callable[[CommandBus, Body], Mapping[str, Any]]
+    #: Of the bus, the body and the operator's name: done, count, undo, undone.
+    perform: Callable[[CommandBus, Body, str], Mapping[str, Any]]

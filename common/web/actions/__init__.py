@@ -1,0 +1,28 @@
+"""What an operator can do on the page: one module a subject, each with its `ACTIONS`."""
+
+from cmdbus.web.action import Action
+from cmdbus.web.actions import (
+    batches,
+    breakers,
+    commands,
+    domains,
+    limits,
+    processes,
+    schedules,
+    troubleshooting,
+)
+
+ACTIONS: dict[str, Action] = {
+    action.name: action
+    for subject in (
+        batches,
+        breakers,
+        commands,
+        domains,
+        limits,
+        processes,
+        schedules,
+        troubleshooting,
+    )
+    for action in subject.ACTIONS
+}

@@ -1,0 +1,5 @@
+"""Actions on domains."""
+
+from cmdbus.web.action import Action
+
+ACTIONS: list[Action] = []

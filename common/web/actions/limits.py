@@ -1,0 +1,5 @@
+"""Actions on limits."""
+
+from cmdbus.web.action import Action
+
+ACTIONS: list[Action] = []

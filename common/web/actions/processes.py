@@ -1,0 +1,5 @@
+"""Actions on processes."""
+
+from cmdbus.web.action import Action
+
+ACTIONS: list[Action] = []

@@ -1,0 +1,57 @@
+"""Errors as answers: a status, and a sentence for the page. Pure."""
+
+from http import HTTPStatus
+from typing import Any
+
+from cmdbus.errors import (
+    BatchNotFoundError,
+    CmdbusError,
+    CommandNotFoundError,
+    DatabaseUnavailableError,
+    InvalidOperationError,
+    MissingRightError,
+    ProcessNotFoundError,
+    SendRefusedError,
+)
+from cmdbus.printable import joined
+from cmdbus.web.query import NotFound
+
+#: The first match applies.
+_STATUSES: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
+    (DatabaseUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (MissingRightError, HTTPStatus.FORBIDDEN),
+    (CommandNotFoundError, HTTPStatus.NOT_FOUND),
+    (BatchNotFoundError, HTTPStatus.NOT_FOUND),
+    (ProcessNotFoundError, HTTPStatus.NOT_FOUND),
+    (NotFound, HTTPStatus.NOT_FOUND),
+    (InvalidOperationError, HTTPStatus.CONFLICT),
+    (SendRefusedError, HTTPStatus.CONFLICT),
+    (ValueError, HTTPStatus.BAD_REQUEST),
+)
+#: SQLSTATEs of statements that the server canceled, and classes of those of a server that is away.
+_CANCELED = "57014"
+_AWAY = ("08", "53", "57")
+
+
+def failure(error: Exception) -> tuple[HTTPStatus, dict[str, Any]] | None:
+    """None for an error that nobody expects: it belongs into the log, not on the page."""
+    if hasattr(error, "sqlstate"):  # of the driver
+        return _of_driver(error, error.sqlstate)
+    for kind, status in _STATUSES:
+        if isinstance(error, kind):
+            away = {"away": True} if kind is DatabaseUnavailableError else {}
+            return status, {"error": joined(str(error)), **away}
+    if isinstance(error, CmdbusError):
+        return HTTPStatus.INTERNAL_SERVER_ERROR, {"error": joined(str(error))}
+    return None
+
+
+def _of_driver(error: Exception, sqlstate: str | None) -> tuple[HTTPStatus, dict[str, Any]]:
+    if sqlstate == _CANCELED:
+        return HTTPStatus.GATEWAY_TIMEOUT, {
+            "error": "the database did not answer in time: narrow the question, or try again"
+        }
+    text = joined(str(error)) or type(error).__name__
+    if sqlstate is None or sqlstate.startswith(_AWAY):
+        return HTTPStatus.SERVICE_UNAVAILABLE, {"error": text, "away": True}
+    return HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"the database answered: {text}"}

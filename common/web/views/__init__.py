@@ -1,0 +1,34 @@
+"""What the page shows: one module a view, each with `read(bus, query)`."""
+
+from cmdbus.web.view import View
+from cmdbus.web.views import (
+    batch,
+    batches,
+    breakers,
+    command,
+    commands,
+    fleet,
+    history,
+    limits,
+    overview,
+    process,
+    processes,
+    schedules,
+    troubleshooting,
+)
+
+VIEWS: dict[str, View] = {
+    "batch": batch.read,
+    "batches": batches.read,
+    "breakers": breakers.read,
+    "command": command.read,
+    "commands": commands.read,
+    "fleet": fleet.read,
+    "history": history.read,
+    "limits": limits.read,
+    "overview": overview.read,
+    "process": process.read,
+    "processes": processes.read,
+    "schedules": schedules.read,
+    "troubleshooting": troubleshooting.read,
+}
