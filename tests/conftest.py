@@ -33,6 +33,8 @@ from leftovers import assert_soon_empty, children, names_in, open_files
 from psycopg.sql import SQL, Identifier, Literal
 from queries import keeping
 from stewards import Steward, stewarding
+from visits import browser as browser
+from visits import visiting as visiting
 
 from cmdbus import CommandBus
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
@@ -61,10 +63,12 @@ _OF_SERVERS = {"server", "guarded", "memory"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The mark `db` is that of the tests which use a server."""
+    """The mark `db` is that of the tests which use a server, and `browser` that of those in one."""
     for item in items:
         if _OF_SERVERS & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.db)
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.browser)
         if item.get_closest_marker("fleet") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_FLEETS_TIMEOUT_S))
 

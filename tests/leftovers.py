@@ -12,6 +12,8 @@ from eventually import eventually
 _LEFT_WITHIN_S = 5.0
 #: Seconds until the garbage collector is asked: it takes longer than most sessions take to end.
 _COLLECTED_AFTER_S = 0.2
+#: The ids of processes that the tests of a module share, whose own children come and go.
+shared_processes: set[int] = set()
 
 
 def assert_soon_empty(what: str, look: Callable[[], object]) -> None:
@@ -29,11 +31,15 @@ def children() -> set[str]:
         tasks = Path("/proc/self/task").iterdir()
         if not any((task / "children").read_text() for task in tasks):
             return set()
-    return {
-        f"{child.pid} {child.name()}"
-        for child in psutil.Process().children(recursive=True)
-        if child.is_running()
-    }
+    own = [child for child in psutil.Process().children() if child.pid not in shared_processes]
+    with suppress(psutil.NoSuchProcess):
+        return {
+            f"{process.pid} {process.name()}"
+            for child in own
+            for process in (child, *child.children(recursive=True))
+            if process.is_running()
+        }
+    return children()  # one has ended meanwhile
 
 
 def open_files() -> set[tuple[str, str]]:
