@@ -9,11 +9,13 @@ from cmdbus.producer.bus import CommandBus
 from cmdbus.web import assets
 from cmdbus.web.action import Action
 from cmdbus.web.failures import failure
+from cmdbus.web.json_values import encode
+from cmdbus.web.live import Feed, FeedFullError, watched
 from cmdbus.web.query import BadQuery, NotFound, parse
 from cmdbus.web.request import Request, TooLarge
 from cmdbus.web.responses import Response, json_response, refusal
 from cmdbus.web.session import ROLES, session
-from cmdbus.web.view import Views, read
+from cmdbus.web.view import Views, read, read_path
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,11 @@ class Application:
         if role not in ROLES:
             raise ValueError(f"role must be one of {', '.join(ROLES)}, not {role!r}")
         self._bus, self._views, self._actions, self._role = bus, views, actions, role
+        self._feed = Feed(lambda path: encode(read_path(bus, views, path)))
+
+    def close(self) -> None:
+        """Ends what streams to pages."""
+        self._feed.close()
 
     def __call__(
         self, environ: Mapping[str, Any], start_response: StartResponse
@@ -78,11 +85,25 @@ class Application:
         return assets.find(name, accepts=accepts or "", known=known or "")
 
     def _read(self, request: Request, path: str) -> Response:
+        if path == "live":
+            return self._live(request)
         name, query = parse(path, request.query)
         if name == "session":
             query.check()
             return json_response(session(self._bus, self._role, threaded=request.is_threaded))
         return json_response(read(self._bus, self._views, name, query))
+
+    def _live(self, request: Request) -> Response:
+        paths = watched(request.query)
+        if not request.is_threaded or request.method == "HEAD":
+            return json_response(self._feed.once(paths))
+        try:
+            stream = self._feed.subscribe(paths)
+        except FeedFullError as error:
+            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        # A proxy that collected the stream (nginx does) would show the page nothing.
+        headers = (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
+        return Response(HTTPStatus.OK, "text/event-stream", stream, headers)
 
     def _acted(self, request: Request, what: str, name: str) -> Response:
         action = self._actions.get(name)
