@@ -106,8 +106,8 @@ class CommandBus(
 
     @property
     def troubleshooting(self) -> Troubleshooting:
-        """Commands that failed for good and wait for an operator: list, count, summary, retry,
-        cancel, complete, retry_all, cancel_all, complete_all."""
+        """Commands that failed for good and wait for an operator: list, count, page, summary,
+        groups, retry, cancel, complete, retry_all, cancel_all, complete_all."""
         return self._troubleshooting
 
     def send(

@@ -1,18 +1,18 @@
 """The operator's side of the bus: commands that failed for good and wait for a decision, which
 the audit trail keeps with the name of the operator."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from cmdbus.checks import check_key, check_operator, check_text, check_whole
+from cmdbus.checks import check_operator, check_text, check_whole
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.arguments import NOT_GIVEN
 from cmdbus.producer.connections import Connections
-from cmdbus.producer.records import Status, TroubleCount, TroubleRecord
-from cmdbus.producer.requests import SendRules, check_command, check_conditions
+from cmdbus.producer.records import Status
+from cmdbus.producer.requests import SendRules, check_command
 from cmdbus.producer.steering import CHUNK, CHUNK_BYTES
+from cmdbus.producer.trouble_reading import TroubleReading, conditions_of
 
 _PARTICIPLES = {"RETRY": "retried", "CANCEL": "canceled", "COMPLETE": "completed"}
 _ELSEWHERE = {
@@ -22,8 +22,8 @@ _ELSEWHERE = {
 }
 
 
-class Troubleshooting:
-    """`CommandBus.troubleshooting`.
+class Troubleshooting(TroubleReading):
+    """`CommandBus.troubleshooting`: also reads what waits, see TroubleReading.
 
     `operator` and `reason` go into the audit trail of each command. `since` (inclusive) and
     `until` (exclusive) are about when commands came here. The calls whose names end in `_all`
@@ -33,65 +33,8 @@ class Troubleshooting:
     """
 
     def __init__(self, connections: Connections, rules: SendRules) -> None:
-        self._connections = connections
+        super().__init__(connections)
         self._rules = rules
-
-    def list(
-        self,
-        domain: str | None = None,
-        type: str | None = None,
-        limit: int = 100,
-        offset: int = 0,
-        *,
-        error_code: str | None = None,
-        key: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        connection: CallersConnection | None = None,
-    ) -> list[TroubleRecord]:
-        """The commands that meet every given condition (`domain`, `type`, `error_code`,
-        `key`, `since`, `until`), the latest to come first: at most `limit`, after leaving out
-        `offset`."""
-        conditions = _conditions(domain, type, error_code, key, since, until)
-        conditions["limit"] = check_whole("limit", limit, 1)
-        conditions["offset"] = check_whole("offset", offset, 0)
-        return self._connections.records(TroubleRecord, connection, "read_trouble", **conditions)
-
-    def count(
-        self,
-        domain: str | None = None,
-        type: str | None = None,
-        *,
-        error_code: str | None = None,
-        key: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        connection: CallersConnection | None = None,
-    ) -> int:
-        """The number of commands that meet every given condition (`domain`, `type`,
-        `error_code`, `key`, `since`, `until`)."""
-        conditions = _conditions(domain, type, error_code, key, since, until)
-        conditions["limit"] = None
-        return sum(each.count for each in self._counts(conditions, connection, "operator"))
-
-    def summary(
-        self,
-        domain: str | None = None,
-        type: str | None = None,
-        limit: int = 100,
-        *,
-        error_code: str | None = None,
-        key: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        connection: CallersConnection | None = None,
-    ) -> Sequence[TroubleCount]:
-        """Counts of the commands that meet every given condition (`domain`, `type`,
-        `error_code`, `key`, `since`, `until`), by domain, type and error: the `limit` most
-        frequent."""
-        conditions = _conditions(domain, type, error_code, key, since, until)
-        conditions["limit"] = check_whole("limit", limit, 1)
-        return self._counts(conditions, connection, "monitor")
 
     def retry(
         self,
@@ -173,7 +116,7 @@ class Troubleshooting:
         """Does what `retry` does to all that meet every given condition (`domain`, `type`,
         `error_code`, `key`, `since`, `until`), to the `limit` oldest where one is given, for
         `operator` and `reason`; returns how many."""
-        conditions = _conditions(domain, type, error_code, key, since, until)
+        conditions = conditions_of(domain, type, error_code, key, since, until)
         remark = _remark(operator, reason)
         return self._resolve_all("RETRY", conditions, limit, remark, connection)
 
@@ -194,7 +137,7 @@ class Troubleshooting:
         """Does what `cancel` does to all that meet every given condition (`domain`, `type`,
         `error_code`, `key`, `since`, `until`), to the `limit` oldest where one is given, for
         `operator` and `reason`; returns how many."""
-        conditions = _conditions(domain, type, error_code, key, since, until)
+        conditions = conditions_of(domain, type, error_code, key, since, until)
         remark = _remark(operator, reason)
         return self._resolve_all("CANCEL", conditions, limit, remark, connection)
 
@@ -216,21 +159,9 @@ class Troubleshooting:
         """Does what `complete` does, with `result` for each, to all that meet every given
         condition (`domain`, `type`, `error_code`, `key`, `since`, `until`), to the `limit`
         oldest where one is given, for `operator` and `reason`; returns how many."""
-        conditions = _conditions(domain, type, error_code, key, since, until)
+        conditions = conditions_of(domain, type, error_code, key, since, until)
         remark = {**_remark(operator, reason), "result": self._encoded(result, "result")}
         return self._resolve_all("COMPLETE", conditions, limit, remark, connection)
-
-    def _counts(
-        self, conditions: dict[str, object], connection: CallersConnection | None, kind: str
-    ) -> Sequence[TroubleCount]:
-        """`kind` of role that may do that."""
-        if conditions["key"] is not None:  # Which monitors may not read.
-            return self._connections.records(
-                TroubleCount, connection, "summarize_trouble_of_key", **conditions
-            )
-        return self._connections.records(
-            TroubleCount, connection, "summarize_trouble", kind, **conditions
-        )
 
     def _resolve(
         self,
@@ -270,16 +201,3 @@ class Troubleshooting:
 
 def _remark(operator: str, reason: str | None) -> dict[str, object]:
     return {"operator": check_operator(operator), "reason": check_text("reason", reason)}
-
-
-def _conditions(
-    domain: str | None,
-    type: str | None,
-    error_code: str | None,
-    key: str | None,
-    since: datetime | None,
-    until: datetime | None,
-) -> dict[str, Any]:
-    """Values of a statement; None leaves a condition out."""
-    checked = check_conditions(domain, type, since, until, error_code=error_code)
-    return {**checked, "key": check_key("key", key)}

@@ -129,6 +129,65 @@ WHERE (%(domain)s::text IS NULL OR t.domain = %(domain)s)
 ORDER BY t.failed_at DESC, t.domain DESC, t.command_id DESC
 LIMIT %(limit)s OFFSET %(offset)s;
 
+-- name: page_trouble
+-- As read_trouble, but those that come after a command in this order. The first condition on it
+-- finds the place in the index whatever the plan is; the second leaves out its equals.
+SELECT t.domain, t.command_id, t.type, 'IN_TROUBLESHOOTING_QUEUE', t.priority,
+    t.attempts::integer, t.max_attempts::integer,
+    CASE WHEN %(with_data)s THEN t.data::text END, NULL, t.error_code, t.error_message,
+    t.correlation_id, t.reply_to, t.batch_id, t.created_at,
+    least(greatest(coalesce(t.due_at, t.created_at), '0002-01-01'), '9998-12-31'),
+    t.claimed_at, NULL::timestamptz, i.worker, t.key, t.unique_key,
+    CASE WHEN t.expires_at IS NOT NULL
+        THEN least(greatest(t.expires_at, '0002-01-01'), '9998-12-31') END,
+    (SELECT k.data::text FROM {schema}.checkpoint k
+     WHERE k.domain = t.domain AND k.command_id = t.command_id AND k.created_at = t.created_at
+         AND %(with_data)s),
+    t.failed_at,
+    (SELECT e.details ->> 'reason'::text FROM {schema}.event e
+     WHERE e.domain = t.domain AND e.command_id = t.command_id
+         AND e.kind = 'MOVED_TO_TROUBLESHOOTING_QUEUE'
+     ORDER BY e.id DESC LIMIT 1)
+FROM {schema}.troubleshooting t LEFT JOIN {schema}.incarnation i ON i.id = t.claimer
+WHERE (%(domain)s::text IS NULL OR t.domain = %(domain)s)
+    AND (%(type)s::text IS NULL OR t.type = %(type)s)
+    AND (%(error_code)s::text IS NULL OR t.error_code = %(error_code)s)
+    AND (%(key)s::text IS NULL OR t.key = %(key)s)
+    AND (%(since)s::timestamptz IS NULL OR t.failed_at >= %(since)s)
+    AND (%(until)s::timestamptz IS NULL OR t.failed_at < %(until)s)
+    AND t.failed_at <= coalesce(%(after)s::timestamptz, 'infinity')
+    AND (%(after)s::timestamptz IS NULL OR (t.failed_at, t.domain, t.command_id)
+         < (%(after)s, %(after_domain)s::text, %(after_id)s::uuid))
+ORDER BY t.failed_at DESC, t.domain DESC, t.command_id DESC
+LIMIT %(limit)s;
+
+-- name: group_trouble
+-- Counts of the latest commands by domain, type and error, with the latest of each; the groups to
+-- which a command came last first. The latest is found by its time, and not by its domain, of which
+-- there may be many.
+SELECT g.domain, g.type, g.error_code, g.count, g.first_failed_at, g.last_failed_at,
+    l.command_id, l.error_message
+FROM (
+    SELECT domain, type, error_code, count(*) AS count, min(failed_at) AS first_failed_at,
+        max(failed_at) AS last_failed_at
+    FROM (
+        SELECT t.domain, t.type, t.error_code, t.failed_at FROM {schema}.troubleshooting t
+        WHERE (%(domain)s::text IS NULL OR t.domain = %(domain)s)
+            AND (%(type)s::text IS NULL OR t.type = %(type)s)
+            AND (%(error_code)s::text IS NULL OR t.error_code = %(error_code)s)
+        ORDER BY t.failed_at DESC LIMIT %(read)s
+    ) latest
+    GROUP BY domain, type, error_code
+    ORDER BY max(failed_at) DESC, domain, type, error_code
+    LIMIT %(limit)s
+) g, LATERAL (
+    SELECT t.command_id, t.error_message FROM {schema}.troubleshooting t
+    WHERE t.failed_at = g.last_failed_at AND t.domain || '' = g.domain AND t.type = g.type
+        AND t.error_code IS NOT DISTINCT FROM g.error_code
+    ORDER BY t.command_id LIMIT 1
+) l
+ORDER BY g.last_failed_at DESC, g.domain, g.type, g.error_code;
+
 -- name: summarize_trouble
 -- The most frequent first; all of them without a limit.
 SELECT domain, type, error_code, count(*), min(failed_at), max(failed_at)
