@@ -1,1 +1,162 @@
-// Owned by the front end.
+// Finds the view that the hash names, loads its module and shows it.
+
+import { ApiError, readSession } from "./core/api.js";
+import { hideTip } from "./core/charts.js";
+import { h, replace } from "./core/dom.js";
+import { register } from "./core/keys.js";
+import { configure } from "./core/live.js";
+import { link, parse } from "./core/router.js";
+import { listenToAll, mark, rename, start } from "./core/shell.js";
+
+const AGAIN = 3000;
+let session = null;
+let current = null;
+let turn = 0;
+
+/** The view is read by its module: only letters, so that a hash names no other file. */
+const load = (view) => {
+  if (!/^[a-z]+$/.test(view)) throw new ApiError("There is no such view.", { status: 404 });
+  return import(`./views/${view}.js`);
+};
+
+async function route() {
+  const mine = (turn += 1);
+  const target = parse(location.hash);
+  const same = current && current.view === target.view && current.parts.join("/") === target.parts.join("/");
+  if (same && current.shown?.update?.(target.params) === true) {
+    current.params = target.params;
+    return;
+  }
+  let module;
+  try {
+    session ??= await enter();
+    module = await load(target.view);
+  } catch (error) {
+    if (mine !== turn) return;
+    leave();
+    mark(target.view, "Not shown");
+    fail(error, target.view);
+    return;
+  }
+  if (mine === turn) await show(module, target, same);
+}
+
+async function enter() {
+  const found = await readSession();
+  configure(found.live);
+  start(found);
+  return found;
+}
+
+function leave() {
+  clearTimeout(current?.again);
+  current?.controller.abort();
+  try {
+    current?.shown?.close?.();
+  } catch (error) {
+    reportError(error);
+  }
+  current = null;
+  hideTip();
+}
+
+async function show(module, { view, parts, params }, same) {
+  const mine = turn;
+  const kept = same ? place() : null;
+  leave();
+  const controller = new AbortController();
+  const root = h("div", { class: "stack" });
+  const tools = document.getElementById("view-tools");
+  current = { view, parts, params, controller, shown: null, again: 0 };
+  const own = current;
+  replace(tools);
+  document.getElementById("view").replaceChildren(root);
+  mark(view, module.title({ ...params, parts, params }));
+  if (!same) focusHeading();
+  try {
+    const shown = await module.show(root, {
+      parts,
+      params,
+      session,
+      navigate,
+      tools,
+      signal: controller.signal,
+      rename: (title) => current === own && rename(title),
+      keys: (entries) => register(entries, controller.signal),
+    });
+    if (mine !== turn) {
+      if (current !== own) shown?.close?.();
+      return;
+    }
+    own.shown = shown;
+    if (kept) restore(kept);
+  } catch (error) {
+    if (mine === turn && error.name !== "AbortError") fail(error, view);
+  }
+}
+
+/** Goes to a hash, or to this view with other parameters: navigate({status: "FAILED", after: null}). */
+function navigate(target, { replace: instead = false } = {}) {
+  const hash = typeof target === "string" ? target : changed(target);
+  if (hash === location.hash) return;
+  if (instead) {
+    history.replaceState(null, "", hash);
+    route();
+  } else {
+    location.hash = hash;
+  }
+}
+
+function changed(values) {
+  const { view, parts, params } = parse(location.hash);
+  return link([view, ...parts], { ...params, ...values });
+}
+
+let first = true;
+
+// The first view is painted without a jump of the focus.
+function focusHeading() {
+  if (first) first = false;
+  else document.getElementById("heading").focus({ preventScroll: true });
+  scrollTo(0, 0);
+}
+
+// A view that is shown again with other parameters keeps the place of the reader.
+function place() {
+  const { id, name } = document.activeElement ?? {};
+  return { scroll: scrollY, selector: id ? "#" + CSS.escape(id) : name ? `[name="${CSS.escape(name)}"]` : null };
+}
+
+function restore({ scroll, selector }) {
+  const element = selector && document.querySelector(selector);
+  if (element && document.activeElement === document.body) element.focus({ preventScroll: true });
+  scrollTo(0, scroll);
+}
+
+const ADVICE = {
+  401: "Reload the page to sign in again.",
+  403: "This page may not show it: its role or its database role does not allow it.",
+  404: "It does not exist, or it has been removed since.",
+};
+
+/** Says in place of the view what is wrong, and tries again by itself where that may help. */
+function fail(error, view) {
+  const passing = error instanceof ApiError && (error.away || error.offline || error.status === 504);
+  const missing = error instanceof TypeError && /import|module/i.test(error.message);
+  if (!(error instanceof ApiError) && !missing) reportError(error);
+  const sentence = error instanceof ApiError ? error.message : missing ? `The view “${view}” could not be loaded.` : "The page itself failed: its console says why.";
+  const again = h("button", { type: "button", class: "primary", on: { click: route } }, "Try again");
+  const box = h("div", { class: "card problem-box", role: "alert" },
+    h("h2", null, error.away ? "PostgreSQL is away" : error.offline ? "Offline" : "Not shown"),
+    h("p", null, sentence),
+    h("p", { class: "muted" }, passing ? "The page tries again by itself." : ADVICE[error.status] ?? ""),
+    h("div", { class: "toolbar" }, again, h("a", { href: "#/overview" }, "Overview")));
+  document.getElementById("view").replaceChildren(box);
+  if (!passing) return;
+  const mine = turn;
+  setTimeout(() => mine === turn && route(), AGAIN);
+}
+
+addEventListener("hashchange", route);
+listenToAll();
+route();

@@ -1,0 +1,168 @@
+// Parts that many views share, so that the same thing looks the same everywhere.
+
+import { h, visible } from "./dom.js";
+import { bytes, short, NONE } from "./format.js";
+import { link } from "./router.js";
+
+const TONES = {
+  PENDING: "info", IN_PROGRESS: "run", COMPLETED: "good", FAILED: "warn", CANCELED: "muted",
+  IN_TROUBLESHOOTING_QUEUE: "bad", COMPLETED_WITH_FAILURES: "warn",
+  RUNNING: "run", WAITING: "info", COMPENSATING: "warn", COMPENSATED: "warn", IN_TROUBLE: "bad",
+  CLOSED: "good", OPEN: "bad", HALF_OPEN: "warn",
+};
+
+/** IN_TROUBLESHOOTING_QUEUE as "in trouble", COMPLETED_WITH_FAILURES as "completed with failures". */
+export const words = (status) =>
+  status === "IN_TROUBLESHOOTING_QUEUE" ? "in trouble" : String(status).toLowerCase().replaceAll("_", " ");
+
+/** A small label; tone is good, warn, bad, info, run or muted. */
+export const tag = (text, tone, title) => h("span", { class: ["tag", tone && "tag-" + tone], title }, text);
+
+/** The label of a status of a command, batch, process or breaker. */
+export const statusTag = (status) => (status ? tag(words(status), TONES[String(status).toUpperCase()] ?? "muted") : NONE);
+
+/** A name from outside, isolated from the direction of the text around it. */
+export const name = (text) => h("bdi", { class: "name" }, text);
+
+export const domainLink = (domain) => h("a", { href: link(["domain", domain]), class: "name" }, domain);
+
+/** The link to one command, by the end of its id with the whole id in its title. */
+export const commandLink = (domain, id, text) =>
+  h("a", { href: link(["command", domain, id]), class: "mono", title: id }, text ?? short(id));
+
+/** Says that there is nothing, why, and what to do next; `code` is an example to copy. */
+export const empty = (title, text, code) =>
+  h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), text && h("p", null, text), code && codeBlock(code));
+
+/** Preformatted text with a button that copies it. */
+export function codeBlock(text, label = "Copy") {
+  return h("div", { class: "code" }, h("pre", { tabindex: "0", "aria-label": "Text", role: "group" }, text), copyButton(text, label));
+}
+
+/** A button that copies the text, which may be given by a function. */
+export function copyButton(text, label = "Copy") {
+  const button = h("button", { type: "button", class: "small", on: { click: copy } }, label);
+  async function copy() {
+    const value = typeof text === "function" ? text() : text;
+    let done = true;
+    try {
+      await navigator.clipboard.writeText(value);
+    } catch {
+      done = copyBySelection(value, button);
+    }
+    button.textContent = done ? "Copied" : "Not copied";
+    setTimeout(() => (button.textContent = label), 1500);
+  }
+  return button;
+}
+
+// Without https and off loopback a page has no clipboard.
+function copyBySelection(value, near) {
+  const area = h("textarea", { class: "unseen", value, "aria-hidden": "true" });
+  (near.closest("dialog") ?? document.body).append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  near.focus({ preventScroll: true });
+  return done;
+}
+
+/** JSON text indented for a reader; text that is not JSON stays as it is. Numbers keep their digits. */
+export function indented(text) {
+  const out = [];
+  let depth = 0;
+  let quoted = false;
+  try {
+    JSON.parse(text);
+  } catch {
+    return text;
+  }
+  const line = () => "\n" + "  ".repeat(Math.min(depth, 40));
+  for (let i = 0; i < text.length; i += 1) {
+    const c = text[i];
+    if (quoted) {
+      out.push(c);
+      if (c === "\\") out.push(text[(i += 1)]);
+      else if (c === '"') quoted = false;
+    } else if (c === '"') {
+      quoted = true;
+      out.push(c);
+    } else if (c === "{" || c === "[") {
+      const end = /^\s*[}\]]/.exec(text.slice(i + 1, i + 200));
+      if (end) {
+        out.push(c, end[0].trim());
+        i += end[0].length;
+      } else {
+        depth += 1;
+        out.push(c, line());
+      }
+    } else if (c === "}" || c === "]") {
+      depth -= 1;
+      out.push(line(), c);
+    } else if (c === ",") {
+      out.push(c, line());
+    } else if (c === ":") {
+      out.push(": ");
+    } else if (!/\s/.test(c)) {
+      out.push(c);
+    }
+  }
+  return out.join("");
+}
+
+/** A payload {text, bytes, cut} of the server: indented, with its size, a copy and a download. */
+export function payloadBlock(payload, file = "data.json") {
+  if (payload === null || payload === undefined) return h("p", { class: "muted" }, "none");
+  const note = payload.cut ? `the beginning of ${bytes(payload.bytes)}` : bytes(payload.bytes);
+  return h(
+    "div",
+    { class: "code" },
+    h("pre", { tabindex: "0", role: "group", "aria-label": file }, payload.cut ? payload.text : indented(payload.text)),
+    h("div", { class: "toolbar" }, h("span", { class: "muted" }, note), copyButton(payload.text), downloadButton(payload.text, file)),
+  );
+}
+
+/** A button that saves the text as a file. */
+export function downloadButton(text, file, label = "Download") {
+  return h("button", { type: "button", class: "small", on: { click: save } }, label);
+  function save() {
+    const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+    h("a", { href: url, download: visible(file).replace(/[^\w.-]+/g, "-") }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 10000);
+  }
+}
+
+/** A card with a heading. */
+export const panel = (title, ...children) =>
+  h("section", { class: "card" }, title && h("h2", null, title), ...children);
+
+/** Names and values as a description list; pairs whose value is null are left out. */
+export const facts = (pairs) =>
+  h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== undefined)
+    .map(([label, value]) => h("div", null, h("dt", null, label), h("dd", null, value))));
+
+/** A figure with its label, whose width does not change with its digits; `set` changes it. */
+export function figure(label, value, { tone, href, title } = {}) {
+  const number = h("span", { class: ["figure-value", tone && "text-" + tone] }, value);
+  const element = h(href ? "a" : "div", { class: "figure", href, title }, number, h("span", { class: "figure-label" }, label));
+  element.set = (text, newTone = tone) => {
+    const shown = visible(text);
+    if (number.textContent !== shown) number.textContent = shown;
+    number.className = newTone ? `figure-value text-${newTone}` : "figure-value";
+  };
+  return element;
+}
+
+/** A button; `tone` is primary or danger. */
+export const button = (label, run, { tone, title, small, disabled } = {}) =>
+  h("button", { type: "button", class: [tone, small && "small"], title, disabled, on: { click: run } }, label);
+
+/** One of a few choices as a row of pressed buttons: choices are [value, label] pairs. */
+export function choice(label, choices, chosen, onChoose) {
+  return h("div", { class: "choice", role: "group", "aria-label": label }, choices.map(([value, text]) =>
+    h("button", { type: "button", aria: { pressed: String(value === chosen) }, on: { click: () => onChoose(value) } }, text)));
+}
+
+/** What the role of the database cannot read is said once, above the view. */
+export const restrictedNote = () =>
+  h("p", { class: "note" }, "The database role of this page cannot read data, results, messages and keys.");

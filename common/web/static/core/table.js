@@ -1,0 +1,202 @@
+// A table of many rows: kept nodes, keys for rows, selection, cards where it is narrow.
+
+import { arrange, h, keysOf, visible } from "./dom.js";
+
+// Milliseconds that a slice of an update may take before the browser gets its turn.
+const SLICE = 8;
+const FIRST = 60;
+
+const turn = () => (globalThis.scheduler?.yield ? scheduler.yield() : new Promise((resolve) => setTimeout(resolve)));
+
+/**
+ * columns: [{key, label, render(row) -> node or text, align: "right", narrow: "hide" | "title"}],
+ * without `render` the value of `key` is shown. keyOf(row) names a row; link(row) is where Enter
+ * and a click lead; `selectable` adds boxes, and onSelect(rows) hears of each change. `empty` is a
+ * node or text shown instead of rows. `label` names the table for screen readers.
+ */
+export function table({ columns, keyOf, link, selectable = false, onSelect, empty, label, rowClass }) {
+  const chosen = new Map();
+  let rows = [];
+  let run = 0;
+  const body = h("tbody", { role: "rowgroup" });
+  const all = h("input", { type: "checkbox", "aria-label": "Select all rows", on: { change: () => selectAll(all.checked) } });
+  const head = h("tr", { role: "row" },
+    selectable && h("th", { role: "columnheader", scope: "col", class: "box" }, all),
+    columns.map((column) => h("th", { role: "columnheader", scope: "col", class: classOf(column) }, column.label)));
+  const grid = h("table", { class: "rows", role: "table", "aria-label": label, data: { rows: "" } }, h("thead", { role: "rowgroup" }, head), body);
+  const nothing = h("div", { class: "nothing", hidden: true }, typeof empty === "string" ? h("p", { class: "empty" }, empty) : empty);
+  const element = h("div", { class: "table" }, grid, nothing);
+  const nodes = new Map();
+
+  function classOf(column) {
+    return [column.align === "right" && "right", column.narrow && "narrow-" + column.narrow].filter(Boolean).join(" ");
+  }
+
+  // Short texts stay on one line; longer ones wrap, also within a word.
+  function fill(cell, column, row) {
+    put(cell, column, row);
+    cell.classList.toggle("tight", cell.textContent.length <= 28);
+  }
+
+  function put(cell, column, row) {
+    const value = column.render ? column.render(row) : row[column.key];
+    if (value instanceof Node) {
+      if (cell.childNodes.length !== 1 || !cell.firstChild.isEqualNode(value)) cell.replaceChildren(value);
+    } else if (Array.isArray(value)) {
+      cell.replaceChildren(...value.flat(9).filter((one) => one !== null && one !== undefined && one !== false).map((one) => (one instanceof Node ? one : visible(one))));
+    } else {
+      const text = value === null || value === undefined ? "" : visible(value);
+      if (cell.childElementCount || cell.textContent !== text) cell.textContent = text;
+    }
+  }
+
+  function build(key, row) {
+    const box = selectable && h("input", { type: "checkbox", "aria-label": "Select", checked: chosen.has(key), on: { change: () => select(key, box.checked) } });
+    const cells = columns.map((column) => {
+      const cell = h("td", { role: "cell", class: classOf(column), data: { label: column.label } });
+      fill(cell, column, row);
+      return cell;
+    });
+    const node = h("tr", { role: "row", tabindex: "-1" }, selectable && h("td", { role: "cell", class: "box" }, box), cells);
+    const entry = { key, row, text: JSON.stringify(row), node, cells, box };
+    node.entry = entry;
+    dress(entry);
+    return entry;
+  }
+
+  function dress(entry) {
+    const names = [rowClass?.(entry.row), link && "linked", chosen.has(entry.key) && "selected"].filter(Boolean).join(" ");
+    if (entry.node.className !== names) entry.node.className = names;
+    if (entry.box) entry.box.checked = chosen.has(entry.key);
+  }
+
+  function refresh(entry, row) {
+    const text = JSON.stringify(row);
+    if (text === entry.text) return;
+    entry.row = row;
+    entry.text = text;
+    columns.forEach((column, index) => fill(entry.cells[index], column, row));
+    dress(entry);
+  }
+
+  /** Shows the rows; the first screen at once, the rest in slices. Resolves when all are shown. */
+  async function update(next) {
+    const mine = (run += 1);
+    rows = next;
+    const keys = keysOf(rows, keyOf);
+    const wanted = new Set(keys);
+    for (const key of [...nodes.keys()]) if (!wanted.has(key)) nodes.delete(key);
+    let dropped = false;
+    for (const key of [...chosen.keys()]) if (!wanted.has(key)) dropped = chosen.delete(key);
+    grid.hidden = rows.length === 0;
+    nothing.hidden = rows.length > 0;
+    let began = performance.now();
+    let placed = 0;
+    for (let index = 0; index < rows.length; index += 1) {
+      const entry = nodes.get(keys[index]);
+      if (entry) refresh(entry, rows[index]);
+      else nodes.set(keys[index], build(keys[index], rows[index]));
+      if (chosen.has(keys[index])) chosen.set(keys[index], rows[index]);
+      if (index + 1 >= FIRST && performance.now() - began > SLICE) {
+        if (placed === 0 || index - placed > 200) arrangeTo((placed = index + 1));
+        await turn();
+        if (mine !== run) return;
+        began = performance.now();
+      }
+    }
+    arrangeTo(rows.length);
+    if (dropped) changed();
+    roving();
+
+    function arrangeTo(end) {
+      const shown = keys.slice(0, end).map((key) => nodes.get(key).node);
+      // Rows further down stay until their turn, so that the page does not get shorter and jump.
+      if (end < keys.length) {
+        const ready = new Set(shown);
+        for (const node of body.children) if (!ready.has(node) && wanted.has(node.entry.key)) shown.push(node);
+      }
+      arrange(body, shown);
+    }
+  }
+
+  function roving(current = body.querySelector('tr[tabindex="0"]') ?? body.firstElementChild) {
+    for (const other of body.querySelectorAll('tr[tabindex="0"]')) if (other !== current) other.tabIndex = -1;
+    if (current) current.tabIndex = 0;
+    return current;
+  }
+
+  function focus(node) {
+    if (!node) return;
+    roving(node).focus({ preventScroll: true });
+    node.scrollIntoView({ block: "nearest" });
+  }
+
+  function move(by) {
+    const current = document.activeElement?.closest?.("tr");
+    if (!current || !body.contains(current)) focus(body.querySelector('tr[tabindex="0"]') ?? body.firstElementChild);
+    else focus(by > 0 ? current.nextElementSibling : current.previousElementSibling);
+  }
+
+  function select(key, on) {
+    const entry = nodes.get(key);
+    if (on) chosen.set(key, entry.row);
+    else chosen.delete(key);
+    dress(entry);
+    changed();
+  }
+
+  function selectAll(on) {
+    chosen.clear();
+    if (on) for (const [key, entry] of nodes) chosen.set(key, entry.row);
+    for (const entry of nodes.values()) dress(entry);
+    changed();
+  }
+
+  function changed() {
+    all.checked = chosen.size > 0 && chosen.size === nodes.size;
+    all.indeterminate = chosen.size > 0 && chosen.size < nodes.size;
+    onSelect?.([...chosen.values()]);
+  }
+
+  const open = (entry) => {
+    const to = link?.(entry.row);
+    if (to) location.hash = to;
+    return Boolean(to);
+  };
+
+  body.addEventListener("click", (event) => {
+    const node = event.target.closest("tr");
+    if (!node?.entry) return;
+    roving(node);
+    if (event.target.closest("a, button, input, select, summary, label, time[tabindex]")) return;
+    if (String(getSelection()) || event.detail > 1) return;
+    open(node.entry);
+  });
+  body.addEventListener("keydown", (event) => {
+    if (event.target.tagName !== "TR" || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "Enter" && open(event.target.entry)) event.preventDefault();
+    else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      event.preventDefault();
+      move(event.key === "ArrowDown" ? 1 : -1);
+    }
+  });
+  // The keys j, k and x come from core/keys.js, to the table that has the focus or comes first.
+  grid.addEventListener("row", (event) => {
+    if (event.detail === "select") {
+      const entry = document.activeElement?.entry;
+      if (selectable && entry && body.contains(entry.node)) select(entry.key, !chosen.has(entry.key));
+    } else move(event.detail);
+  });
+
+  return {
+    element,
+    update,
+    selected: () => [...chosen.values()],
+    clear: () => selectAll(false),
+    /** The row that has the focus, or null. */
+    focused: () => {
+      const node = document.activeElement?.closest?.("tr");
+      return node && body.contains(node) ? node.entry.row : null;
+    },
+  };
+}

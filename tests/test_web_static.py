@@ -1,0 +1,45 @@
+"""The files of the page: small, without other hosts, and never writing markup."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cmdbus.web import assets
+
+FILES = sorted(file for file in assets.FOLDER.rglob("*") if file.is_file())
+#: Bytes of all files together, as they lie in the package.
+MAX_BYTES = 150_000
+#: What would make markup or code of a text, or needs a weaker policy than the page has.
+FORBIDDEN = re.compile(
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment"
+    r"|DOMParser|srcdoc|\beval\b|\bFunction\(|javascript:|\bstyle=|\son\w+=|<style|@import"
+)
+OTHER_HOST = re.compile(r"(?:https?:)?//[\w.-]+\.\w+")
+NAMESPACE = "http://www.w3.org/2000/svg"
+
+
+def test_the_files_are_small() -> None:
+    sizes = {file.relative_to(assets.FOLDER).as_posix(): file.stat().st_size for file in FILES}
+    assert sum(sizes.values()) < MAX_BYTES, sizes
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_file_writes_no_markup_and_names_no_other_host(file: Path) -> None:
+    text = file.read_text()
+    assert not FORBIDDEN.search(text)
+    assert not OTHER_HOST.search(text.replace(NAMESPACE, ""))
+
+
+def test_all_that_a_file_imports_is_there() -> None:
+    for file in FILES:
+        if file.suffix != ".js":
+            continue
+        for name in re.findall(r'(?:from|import) "(\.[^"]+)"', file.read_text()):
+            assert (file.parent / name).resolve() in FILES, f"{file.name} imports {name}"
+
+
+def test_the_document_names_files_that_are_there() -> None:
+    text = (assets.FOLDER / "index.html").read_text()
+    for name in re.findall(r'(?:href|src)="static/([^"]+)"', text):
+        assert assets.find(name), name
