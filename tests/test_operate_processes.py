@@ -77,12 +77,12 @@ def test_an_operator_signals_retries_and_cancels(dsn: str, bus: CommandBus) -> N
     gate = Gate()
     with traveling(dsn, bus, Flight=gate, Hotel=PERMANENT) as process_id:
         gate.wait_for(1)
-        line = done(here("process", "signal", str(process_id), "hello", "[1]", "--dsn", dsn))
+        options = ["--dsn", dsn, "--operator", "ann", "--reason", "rain"]
+        line = done(here("process", "signal", str(process_id), "hello", "[1]", *options))
         assert line == f"signaled {process_id}: hello\n"
         eventually(lambda: "SIGNALED" in [e.kind for e in bus.process_audit(process_id)])
         gate.open.set()
         await_status(bus, process_id, "WAITING_FOR_TSQ")
-        options = ["--dsn", dsn, "--operator", "ann", "--reason", "rain"]
         assert done(here("process", "retry", str(process_id), *options)).startswith("retried ")
         eventually(lambda: len(bus.audit("bookings", bus.process_steps(process_id)[-1].command_id)))
         await_status(bus, process_id, "WAITING_FOR_TSQ")
@@ -91,7 +91,10 @@ def test_an_operator_signals_retries_and_cancels(dsn: str, bus: CommandBus) -> N
     drawn = done(here("process", "show", str(process_id), "--dsn", dsn)).splitlines()
     assert [line[:10] for line in drawn if line.endswith("  CANCELED: rain")][1:] == ["2   HOTEL "]
     events = [(e.kind, e.operator, e.message) for e in bus.process_audit(process_id) if e.operator]
-    assert events == [("RETRIED", "ann", "rain"), ("CANCEL_REQUESTED", "ann", "rain")]
+    assert events == [
+        *[("SIGNAL_SENT", "ann", "rain"), ("RETRIED", "ann", "rain")],
+        ("CANCEL_REQUESTED", "ann", "rain"),
+    ]
 
 
 def awaited_line(dsn: str, process_id: UUID) -> str:

@@ -71,7 +71,8 @@ def test_a_signal_changes_the_state(dsn: str, bus: CommandBus) -> None:
     gate = Gate()
     with traveling(dsn, bus, Hotel=gate) as process_id:
         gate.wait_for(1)
-        bus.signal_process(process_id, "upgrade", {"class": 1})
+        data = {"class": 1}
+        bus.signal_process(process_id, "upgrade", data, operator="ann", reason="she paid")
 
         def seen() -> bool:
             record = bus.get_process(process_id)
@@ -85,3 +86,6 @@ def test_a_signal_changes_the_state(dsn: str, bus: CommandBus) -> None:
         bus.signal_process(process_id, "upgrade")
     [signaled] = [event for event in bus.process_audit(process_id) if event.kind == "SIGNALED"]
     assert signaled.details == {"name": "upgrade", "data": {"class": 1}}
+    [sent] = [event for event in bus.process_audit(process_id) if event.operator]
+    assert (sent.kind, sent.operator, sent.message) == ("SIGNAL_SENT", "ann", "she paid")
+    assert sent.details == {"name": "upgrade"} and sent.at <= signaled.at

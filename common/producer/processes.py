@@ -7,6 +7,7 @@ from uuid import UUID
 from cmdbus.checks import check_id, check_operator, check_text, check_whole
 from cmdbus.errors import InvalidOperationError, ProcessNotFoundError
 from cmdbus.integrations.callers_connection import CallersConnection
+from cmdbus.producer.arguments import check_remark
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.process_records import ProcessRecord, ProcessStatus, ProcessStep
@@ -113,7 +114,7 @@ class Processes:
     ) -> list[AuditEvent]:
         """What happened to the process `process_id`, oldest first: STARTED, SENT and RECEIVED for
         each step, COMPENSATION_SENT and COMPENSATION_RECEIVED, SIGNALED, DEADLINE,
-        CANCEL_REQUESTED, RETRIED, and its last status."""
+        SIGNAL_SENT, CANCEL_REQUESTED and RETRIED by operators, and its last status."""
         values = {"process_id": check_id("process_id", process_id)}
         return self._connections.records(AuditEvent, connection, "read_process_audit", **values)
 
@@ -157,10 +158,13 @@ class Processes:
         name: str,
         data: Any = None,
         *,
+        operator: str | None = None,
+        reason: str | None = None,
         connection: CallersConnection | None = None,
     ) -> None:
         """Sends the process `process_id` a signal: a worker calls `on_signal` of its manager with
-        `name` and `data`, any JSON value.
+        `name` and `data`, any JSON value. With an `operator` this goes into the audit trail, with
+        the `reason`.
 
         Raises ProcessNotFoundError for an unknown process, InvalidOperationError for one that is
         over, QueueFullError and ShutdownError as `send` does.
@@ -173,6 +177,7 @@ class Processes:
             "process_id": id_,
             "data": self._rules.encode(signal, "signal"),
             "signal_id": new_id(),
+            **check_remark(operator, reason),
         }
         number = None if connection is not None else new_call()
         found, domain, admission = self._connections.use(

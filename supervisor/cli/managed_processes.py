@@ -141,9 +141,12 @@ def retry(bus: "CommandBus", process_id: str, **remark: Any) -> Shown:
 @_process_id
 @click.argument("signal_name", metavar="SIGNAL")
 @click.argument("signal_data", metavar="[DATA|-|@FILE]", callback=parsed(data), required=False)
+@audit_options
 @with_bus
-def signal(bus: "CommandBus", process_id: str, signal_name: str, signal_data: object) -> Shown:
-    bus.signal_process(process_id, signal_name, signal_data)
+def signal(
+    bus: "CommandBus", process_id: str, signal_name: str, signal_data: object, **remark: Any
+) -> Shown:
+    bus.signal_process(process_id, signal_name, signal_data, **remark)
     return _done(bus, process_id, f"signaled {process_id}: {signal_name}")
 
 

@@ -153,9 +153,10 @@ END
 $$;
 
 -- Sends a signal to a process. status and domain are the process's, NULL if it is unknown; one that
--- is over gets no signal. The rest is that of enqueue.
+-- is over gets no signal. The rest is that of enqueue. Leaves an event if an operator is named.
 CREATE FUNCTION {schema}.signal_process(
     p_process_id uuid, p_data json, p_signal_id uuid, p_call bigint, p_again boolean,
+    p_operator {schema}.remark DEFAULT NULL, p_reason {schema}.remark DEFAULT NULL,
     OUT status text, OUT domain text, OUT refusal text, OUT depth bigint,
     OUT max_depth integer, OUT warn_depth integer, OUT oldest_age double precision
 )
@@ -171,6 +172,11 @@ BEGIN
     INTO refusal, depth, max_depth, warn_depth, oldest_age
     FROM {schema}.enqueue(domain, 'process:signal', p_data, p_signal_id, false, 5, NULL,
                           NULL, p_process_id, NULL, NULL, p_call, p_again) e;
+    IF refusal IS NULL AND p_operator IS NOT NULL THEN
+        INSERT INTO {schema}.process_event (process_id, call, kind, operator, message, details)
+        VALUES (p_process_id, p_call, 'SIGNAL_SENT', p_operator, p_reason,
+                json_build_object('name', p_data -> 'name'));
+    END IF;
 END
 $$;
 
