@@ -301,6 +301,18 @@ def test_a_run_whose_reply_is_lost_sends_one_command(dsn: str, bus: CommandBus) 
     assert len(bus.query()) == 1
 
 
+def test_operators_read_the_data_of_a_schedule_and_monitors_do_not(
+    dsn: str, bus: CommandBus
+) -> None:
+    bus.schedules.add("hourly", "shop", "Count", every="1h", data={"shelf": 3})
+    with role(dsn, "operator") as operator:
+        assert bus.schedules.data("hourly", connection=operator) == {"shelf": 3}
+    with role(dsn, "monitor") as monitor, pytest.raises(MissingRightError, match="--operator"):
+        bus.schedules.data("hourly", connection=monitor)
+    with pytest.raises(InvalidOperationError, match="there is no schedule 'hourli': did you mean"):
+        bus.schedules.data("hourli")
+
+
 def test_operators_change_schedules_and_monitors_see_them(dsn: str, bus: CommandBus) -> None:
     with role(dsn, "operator") as operator:
         bus.schedules.add("hourly", "shop", "Count", every="1h", connection=operator)

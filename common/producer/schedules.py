@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from cmdbus.checks import check_name, check_whole
+from cmdbus.data import decode
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.arguments import check_remark
 from cmdbus.producer.connections import Connections
@@ -210,6 +211,15 @@ class ScheduleOperations:
         schedule, zone = found[0].schedule, zone_of(found[0].timezone)
         ticks = schedule.ticks.after(found[0].present)
         return [tick.astimezone(zone) for tick in islice(ticks, count)]
+
+    def data(self, name: str, *, connection: CallersConnection | None = None) -> Any:
+        """The data of the commands of the schedule, which `list` leaves out, as roles of monitors
+        cannot read it."""
+        checked = check_name("name of a schedule", name)
+        found = self._connections.rows(connection, "read_schedule_data", name=checked)
+        if not found:
+            raise _REFUSALS.unknown_error(name, self._names(connection))
+        return decode(found[0][0])
 
     def _rows(self, connection: CallersConnection | None, name: str | None) -> "Sequence[_Row]":
         found = self._connections.rows(connection, "read_schedules", "monitor", name=name)

@@ -26,6 +26,9 @@ LEFT JOIN {schema}.schedule_added a ON a.name = s.name
 WHERE %(name)s::text IS NULL OR s.name = %(name)s
 ORDER BY s.name;
 
+-- name: read_schedule_data
+SELECT s.data FROM {schema}.schedule s WHERE s.name = %(name)s;
+
 -- name: read_schedule_conflicts
 -- Schedules of an app that others declare in another way, with these.
 SELECT d.name, o.app
