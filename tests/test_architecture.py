@@ -44,7 +44,8 @@ BREAKERS = "cmdbus.worker.breakers"
 INTEGRATIONS = "cmdbus.worker.integrations"
 WEB = [*SHARED, "cmdbus.producer"]
 FLOOR_PLAN |= {
-    "cmdbus.web": WEB,
+    "cmdbus.web.http": SHARED,
+    "cmdbus.web": [*WEB, "cmdbus.web.http"],
     "cmdbus.web.actions": [*WEB, "cmdbus.web"],
     "cmdbus.web.views": [*WEB, "cmdbus.web"],
 }

@@ -89,10 +89,11 @@ def test_each_error_of_the_bus_has_its_status_and_its_sentence(name: str, status
     assert reply.json.get("away", False) is (name == "away")
 
 
-def test_a_defect_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_defect_is_logged_by_its_place_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     reply = ask(made(), "/api/fails/bug")
     assert reply.status == 500 and b"secret" not in reply.body
-    assert "secret" in caplog.text
+    assert "KeyError in test_web_application.py:" in caplog.text and "secret" not in caplog.text
+    assert len(caplog.text.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from cmdbus.producer.bus import CommandBus
 from cmdbus.web import assets
 from cmdbus.web.action import Action
 from cmdbus.web.failures import failure
+from cmdbus.web.http.runner import place_of
 from cmdbus.web.json_values import encode
 from cmdbus.web.live import Feed, FeedFullError, watched
 from cmdbus.web.query import BadQuery, NotFound, parse
@@ -45,7 +46,8 @@ class Application:
         headers = [("Content-Type", response.type), *response.headers]
         body = response.body
         if isinstance(body, bytes):
-            headers.append(("Content-Length", str(len(body))))
+            if response.status is not HTTPStatus.NOT_MODIFIED:
+                headers.append(("Content-Length", str(len(body))))
             body = [b"" if request.method == "HEAD" else body]
         start_response(f"{response.status.value} {response.status.phrase}", headers)
         return body
@@ -58,7 +60,7 @@ class Application:
         except Exception as error:
             answer = failure(error)
             if answer is None:
-                logger.exception("the page could not answer %s", request.path)
+                logger.error("the page could not answer: %s", place_of(error))
                 text = "the page failed: its log says why"
                 return refusal(HTTPStatus.INTERNAL_SERVER_ERROR, text)
             return json_response(answer[1], answer[0])

@@ -1,0 +1,354 @@
+"""The server: accepts, reads, hands over to threads, and writes, with a deadline for each."""
+
+import logging
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from http import HTTPStatus
+
+from cmdbus.clock import time
+from cmdbus.web.http.connection import DISPENSABLE, Connection, State
+from cmdbus.web.http.heads import Head, RefusedError, environ_of, parse_head, plain_response
+from cmdbus.web.http.runner import Answer, Application, Runner, answer, place_of
+from cmdbus.web.http.settings import ServerSettings
+from cmdbus.web.http.streams import Stream, close_body
+
+logger = logging.getLogger(__name__)
+
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_CHUNK_BYTES = 64 * 1024
+_HEAD_END = b"\r\n\r\n"
+#: Connections that are accepted before others are served again.
+_ACCEPTED_AT_ONCE = 32
+#: Seconds without accepting clients when the system has no descriptor for another one.
+_PAUSE_SECONDS = 0.1
+#: Seconds of one wait, at most: infinity is none that the system takes.
+_MAX_PAUSE = 3600.0
+
+
+class Server:
+    def __init__(
+        self,
+        listener: socket.socket,
+        application: Application,
+        settings: ServerSettings | None = None,
+    ) -> None:
+        """`listener` is a listening socket, which the server closes when it stops."""
+        listener.setblocking(False)
+        self._listener, self._application = listener, application
+        self._settings = settings or ServerSettings()
+        self.address: tuple[str, int] = listener.getsockname()[:2]
+        self._connections: dict[Connection, None] = {}
+        self._selector = selectors.DefaultSelector()
+        self._runner = Runner(self._settings.threads)
+        #: Of the threads, for the server's own.
+        self._answers: deque[tuple[Connection, Answer | None]] = deque()
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._stop_by: float | None = None
+        self._accepts_at = 0.0
+        self._warned = False
+        self._thread = threading.Thread(target=self.run, name="web-server", daemon=True)
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    def start(self) -> None:
+        """Serves in a thread."""
+        self._thread.start()
+
+    def stop(self, seconds: float = 1.0) -> None:
+        """Accepts no more, ends streams, and waits as long for requests that run."""
+        self.ask_to_stop(seconds)
+        self._thread.join(seconds + 1.0)
+
+    def ask_to_stop(self, seconds: float) -> None:
+        """From a signal handler, too."""
+        self._stop_by = time.monotonic() + seconds
+        self._wake()
+
+    def run(self) -> None:
+        """Serves until it is asked to stop."""
+        self._selector.register(self._listener, _READ)
+        self._selector.register(self._woken, _READ)
+        try:
+            while self._stop_by is None:
+                self._turn()
+            self._finish()
+        finally:
+            self._runner.stop()
+            for connection in [*self._connections]:
+                self._close(connection)
+            self._selector.close()
+            for each in (self._listener, self._waker, self._woken):
+                each.close()
+
+    def _finish(self) -> None:
+        assert self._stop_by is not None
+        with suppress(KeyError):
+            self._selector.unregister(self._listener)
+        self._listener.close()
+        self._accepts_at = 0.0
+        for connection in [*self._connections]:
+            connection.keeps = False
+            if connection.state not in (State.BUSY, State.SENDING):
+                self._close(connection)
+        while self._connections and time.monotonic() < self._stop_by:
+            self._turn()
+
+    def _turn(self) -> None:
+        for key, events in self._selector.select(self._pause()):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.fileobj is self._woken:
+                with suppress(BlockingIOError):
+                    self._woken.recv(4096)
+            elif key.data in self._connections:
+                self._serve(key.data, events)
+        while self._answers:
+            self._take(*self._answers.popleft())
+        now = time.monotonic()
+        for connection in [each for each in self._connections if each.deadline <= now]:
+            self._expire(connection)
+        if 0.0 < self._accepts_at <= now:
+            self._accepts_at = 0.0
+            self._selector.register(self._listener, _READ)
+
+    def _pause(self) -> float:
+        now = time.monotonic()
+        times = [now + _MAX_PAUSE, *(each.deadline for each in self._connections)]
+        if self._accepts_at:
+            times.append(self._accepts_at)
+        if self._stop_by is not None:
+            times.append(self._stop_by)
+        return max(0.0, min(times) - now)
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # Full: it is about to wake; closed: it has stopped.
+            self._waker.send(b"\0")
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, address = self._listener.accept()
+                self._warned = False
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:
+                if not self._warned:
+                    logger.warning("no further client can be served: %s", error.strerror)
+                self._warned = True
+                self._close_dispensable()
+                self._selector.unregister(self._listener)
+                self._accepts_at = time.monotonic() + _PAUSE_SECONDS
+                return
+            if len(self._connections) >= self._settings.connections:
+                self._close_dispensable()
+            if len(self._connections) >= self._settings.connections:
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            with suppress(OSError):
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            by = time.monotonic() + self._settings.head_seconds
+            connection = Connection(accepted, str(address[0]), State.HEAD, by)
+            self._connections[connection] = None
+            self._watch(connection, _READ)
+
+    def _close_dispensable(self) -> None:
+        """The oldest of the most dispensable."""
+        for state in DISPENSABLE:
+            for connection in self._connections:
+                if connection.state is state:
+                    self._close(connection)
+                    return
+
+    def _serve(self, connection: Connection, events: int) -> None:
+        try:
+            if events & _WRITE:
+                self._send(connection)
+            else:
+                self._receive(connection)
+        except OSError:
+            self._close(connection)
+        except Exception as error:
+            logger.error("a request could not be read: %s", place_of(error))
+            self._close(connection)
+
+    def _receive(self, connection: Connection) -> None:
+        try:
+            data = connection.socket.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._close(connection)
+        elif connection.state in (State.LINGERING, State.STREAMING):
+            connection.ignored += len(data)
+            if connection.ignored > self._settings.head_bytes:
+                self._close(connection)
+        else:
+            connection.received += data
+            self._go_on(connection)
+
+    def _go_on(self, connection: Connection) -> None:
+        """With what was received: a part of a request, a whole one, or the beginning of a next."""
+        try:
+            if connection.state is State.IDLE and connection.received:
+                by = time.monotonic() + self._settings.head_seconds
+                connection.enter(State.HEAD, by)
+            if connection.state is State.HEAD:
+                self._read_head(connection)
+            head = connection.head
+            if connection.state is State.BODY and head is not None:
+                if len(connection.received) < head.body_bytes:
+                    return
+                self._hand_over(connection, head)
+        except RefusedError as refused:
+            self._refuse(connection, refused.status, str(refused))
+
+    def _read_head(self, connection: Connection) -> None:
+        received, settings = connection.received, self._settings
+        if connection.scanned == 0:
+            while received[:2] == b"\r\n":  # Some clients end a body with an empty line.
+                del received[:2]
+        end = received.find(_HEAD_END, max(0, connection.scanned - 3))
+        connection.scanned = len(received)
+        if end > settings.head_bytes or (end < 0 and len(received) > settings.head_bytes):
+            raise RefusedError(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"the head of the request has more than {settings.head_bytes} bytes",
+            )
+        if end < 0:
+            return
+        head = parse_head(bytes(received[:end]), settings.single)
+        del received[: end + len(_HEAD_END)]
+        connection.scanned = 0
+        if head.body_bytes > settings.body_bytes:
+            raise RefusedError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"the body has more than {settings.body_bytes} bytes",
+            )
+        expected = sum(each.head.body_bytes for each in self._connections if each.head is not None)
+        if expected + head.body_bytes > settings.all_bodies_bytes:
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too many bodies come at once")
+        connection.head = head
+        if head.waits and len(received) < head.body_bytes:
+            connection.socket.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        connection.enter(State.BODY, time.monotonic() + settings.body_seconds)
+
+    def _hand_over(self, connection: Connection, head: Head) -> None:
+        body = bytes(connection.received[: head.body_bytes])
+        del connection.received[: head.body_bytes]
+        environ = environ_of(head, body, server=self.address, peer=connection.peer)
+        connection.enter(State.BUSY)
+        self._watch(connection, 0)
+
+        def work() -> None:
+            made = answer(self._application, environ, head.keeps)
+            if made.stream is None and head.method == "HEAD":
+                made.content = made.content[: made.content.index(_HEAD_END) + len(_HEAD_END)]
+            self._hand_back(connection, made)
+
+        try:
+            self._runner.run(work)
+        except RuntimeError:
+            self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE, "no thread can be started")
+
+    def _take(self, connection: Connection, made: Answer | None) -> None:
+        """What a thread has made; None: its stream has ended."""
+        if made is None or connection not in self._connections:
+            self._close(connection)
+            close_body(made and made.stream)
+            return
+        connection.head = None
+        if made.stream is not None:
+            self._stream(connection, made.content, made.stream)
+            return
+        connection.keeps = made.keeps and self._stop_by is None
+        self._begin_to_send(connection, made.content)
+
+    def _stream(self, connection: Connection, head: bytes, body: Iterable[bytes]) -> None:
+        streams = sum(each.state is State.STREAMING for each in self._connections)
+        stream = None
+        if streams < self._settings.streams and self._stop_by is None:
+            with suppress(OSError, RuntimeError):  # no descriptor, no thread
+                stream = Stream(connection.socket, head, body)
+                stream.start(lambda: self._hand_back(connection, None))
+                connection.stream = stream
+                connection.enter(State.STREAMING)
+                self._watch(connection, _READ)  # for its end
+                return
+        close_body(body)
+        if stream is not None:
+            stream.close()
+        self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE, "too many streams are open")
+
+    def _hand_back(self, connection: Connection, made: Answer | None) -> None:
+        """In a thread."""
+        self._answers.append((connection, made))
+        self._wake()
+
+    def _refuse(self, connection: Connection, status: HTTPStatus, sentence: str) -> None:
+        connection.received.clear()
+        connection.head, connection.keeps = None, False
+        try:
+            self._begin_to_send(connection, plain_response(status, sentence))
+        except OSError:
+            self._close(connection)
+
+    def _begin_to_send(self, connection: Connection, content: bytes) -> None:
+        connection.sending = memoryview(content)
+        connection.enter(State.SENDING, time.monotonic() + self._settings.send_seconds)
+        try:
+            self._send(connection)
+        except OSError:
+            self._close(connection)
+
+    def _send(self, connection: Connection) -> None:
+        with suppress(BlockingIOError):
+            while connection.sending:
+                connection.sending = connection.sending[
+                    connection.socket.send(connection.sending) :
+                ]
+        if connection.sending:
+            self._watch(connection, _WRITE)
+            return
+        now = time.monotonic()
+        if not connection.keeps:
+            connection.socket.shutdown(socket.SHUT_WR)
+            connection.enter(State.LINGERING, now + self._settings.linger_seconds)
+            self._watch(connection, _READ)
+            return
+        connection.enter(State.IDLE, now + self._settings.idle_seconds)
+        self._watch(connection, _READ)
+        self._go_on(connection)
+
+    def _expire(self, connection: Connection) -> None:
+        if connection.state in (State.HEAD, State.BODY) and connection.received:
+            self._refuse(connection, HTTPStatus.REQUEST_TIMEOUT, "the request took too long")
+        else:
+            self._close(connection)
+
+    def _watch(self, connection: Connection, events: int) -> None:
+        if events == connection.events:
+            return
+        if not connection.events:
+            self._selector.register(connection.socket, events, connection)
+        elif not events:
+            self._selector.unregister(connection.socket)
+        else:
+            self._selector.modify(connection.socket, events, connection)
+        connection.events = events
+
+    def _close(self, connection: Connection) -> None:
+        if self._connections.pop(connection, 0) == 0:
+            return
+        self._watch(connection, 0)
+        if connection.stream is not None:
+            connection.stream.end()
+        connection.socket.close()
