@@ -29,8 +29,7 @@ async function route() {
   }
   let module;
   try {
-    session ??= await enter();
-    module = await load(target.view);
+    [session, module] = await Promise.all([session ?? enter(), load(target.view)]);
   } catch (error) {
     if (mine !== turn) return;
     leave();

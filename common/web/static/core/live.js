@@ -8,6 +8,8 @@ const listeners = new Set();
 const AGAIN = [1000, 2000, 4000, 8000, 15000];
 // A stream over which nothing came for so long may hang in a proxy.
 const SILENCE = 120000;
+// Milliseconds that a stream gets for its first value before the value is asked for.
+const PATIENCE = 700;
 
 let mode = "events";
 let source = null;
@@ -50,14 +52,17 @@ export function watch(path, onValue, onState) {
   watchers.add(watcher);
   const first = recent(path);
   if (first !== undefined) queueMicrotask(() => deliver(watcher, first, first?.at));
-  else read(watcher);
+  // The stream is faster, unless the server reads something slow for another view.
+  else watcher.timer = setTimeout(read, mode === "poll" ? 0 : PATIENCE, watcher);
   reconnect();
   return () => {
+    clearTimeout(watcher.timer);
     if (watchers.delete(watcher)) reconnect();
   };
 }
 
 async function read(watcher) {
+  if (watcher.text !== null || document.hidden) return;
   try {
     const value = await get(watcher.path);
     if (watcher.text === null) deliver(watcher, value, value?.at);

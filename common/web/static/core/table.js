@@ -5,12 +5,14 @@ import { arrange, h, keysOf, visible } from "./dom.js";
 // Milliseconds that a slice of an update may take before the browser gets its turn.
 const SLICE = 8;
 const FIRST = 60;
+// Pixels: of a character and around a text, of what is drawn, and of a text that has to wrap.
+const [CHARACTER, PADDING, DRAWN, LONG] = [8.4, 24, 142, 340];
 
 const turn = () => (globalThis.scheduler?.yield ? scheduler.yield() : new Promise((resolve) => setTimeout(resolve)));
 
 /**
- * columns: [{key, label, render(row) -> node or text, align: "right", narrow: "hide" | "title"}],
- * without `render` the value of `key` is shown. keyOf(row) names a row; link(row) is where Enter
+ * columns: [{key, label, render(row) -> node or text, align: "right", narrow: "hide" | "title", width}],
+ * without `render` the value of `key` is shown; `width` is one of CSS, such as "120px" or "1fr". keyOf(row) names a row; link(row) is where Enter
  * and a click lead; `selectable` adds boxes, and onSelect(rows) hears of each change. `empty` is a
  * node or text shown instead of rows. `label` names the table for screen readers.
  */
@@ -32,10 +34,24 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
     return [column.align === "right" && "right", column.narrow && "narrow-" + column.narrow].filter(Boolean).join(" ");
   }
 
-  // Short texts stay on one line; longer ones wrap, also within a word.
-  function fill(cell, column, row) {
-    put(cell, column, row);
-    cell.classList.toggle("tight", cell.textContent.length <= 28);
+  // Rows are grids of the same columns, so that rows out of sight are not laid out. A column is as
+  // wide as its longest text has been: it never gets narrower under the reader's eyes.
+  const widths = columns.map((column) => column.label.length * CHARACTER + PADDING);
+  let template = "";
+
+  function fill(cell, index, row) {
+    put(cell, columns[index], row);
+    const { length } = cell.textContent;
+    const drawn = cell.firstElementChild && length === 0 ? DRAWN : length * CHARACTER + cell.childElementCount * PADDING;
+    widths[index] = Math.max(widths[index], Math.min(drawn + PADDING, LONG));
+  }
+
+  function widen() {
+    const longest = Math.max(...widths);
+    const flexible = widths.map((width) => width >= longest);
+    const next = (selectable ? "36px " : "") + columns.map(({ width }, index) =>
+      width ?? (flexible[index] ? `minmax(120px, ${Math.round(widths[index])}fr)` : `minmax(48px, ${Math.round(widths[index])}px)`)).join(" ");
+    if (next !== template) grid.style.setProperty("--columns", (template = next));
   }
 
   function put(cell, column, row) {
@@ -52,9 +68,9 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
 
   function build(key, row) {
     const box = selectable && h("input", { type: "checkbox", "aria-label": "Select", checked: chosen.has(key), on: { change: () => select(key, box.checked) } });
-    const cells = columns.map((column) => {
+    const cells = columns.map((column, index) => {
       const cell = h("td", { role: "cell", class: classOf(column), data: { label: column.label } });
-      fill(cell, column, row);
+      fill(cell, index, row);
       return cell;
     });
     const node = h("tr", { role: "row", tabindex: "-1" }, selectable && h("td", { role: "cell", class: "box" }, box), cells);
@@ -75,7 +91,7 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
     if (text === entry.text) return;
     entry.row = row;
     entry.text = text;
-    columns.forEach((column, index) => fill(entry.cells[index], column, row));
+    columns.forEach((column, index) => fill(entry.cells[index], index, row));
     dress(entry);
   }
 
@@ -109,6 +125,7 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
     roving();
 
     function arrangeTo(end) {
+      widen();
       const shown = keys.slice(0, end).map((key) => nodes.get(key).node);
       // Rows further down stay until their turn, so that the page does not get shorter and jump.
       if (end < keys.length) {
