@@ -98,7 +98,8 @@ IN_CHILDREN = {
         *["cmdbus.worker.boot", PROBES],
     ],
     "cmdbus.supervisor.cli": [
-        *["cmdbus.database", "cmdbus.embedded", "cmdbus.producer", "cmdbus.web"],
+        *["cmdbus.database", "cmdbus.embedded", "cmdbus.producer"],
+        *["cmdbus.web", "cmdbus.web.http"],
     ],
 }
 #: Modules in a row, each of which imports the next, inside one room.

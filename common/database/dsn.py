@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cmdbus.checks import did_you_mean
 from cmdbus.database import libpq
@@ -129,6 +129,15 @@ def complete_producers(parts: Parts) -> Parts:
     name = resolved.get("application_name", "cmdbus:bus")
     options = [_options(_PRODUCERS), resolved.get("options", ""), _options(_PARSED)]
     return _completed(parts, resolved, name, options)
+
+
+def with_defaults(dsn: str, *, application_name: str, settings: Mapping[str, str]) -> str:
+    """A DSN whose sessions have this name and these settings, unless it, its service or the
+    environment sets them."""
+    parts = parse(dsn)
+    resolved = _resolved(parts)
+    options = _join([_options(settings), resolved.get("options", "")])
+    return make_conninfo("", **{"application_name": application_name, **parts, "options": options})
 
 
 def _resolved(parts: Parts) -> Parts:

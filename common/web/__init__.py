@@ -12,12 +12,15 @@ from cmdbus.web.wsgi import Application
 __all__ = ["application"]
 
 
-def application(bus: CommandBus, *, role: str = "operator") -> Application:
+def application(
+    bus: CommandBus, *, role: str = "operator", operator: str | None = None
+) -> Application:
     """A WSGI application that shows `bus`, below whatever prefix it is mounted.
 
-    With the `role` viewer every action is refused.
+    With the `role` viewer every action is refused. `operator` is the name for the audit trail;
+    without it the page asks for one.
     """
     from cmdbus.web.actions import ACTIONS
     from cmdbus.web.views import VIEWS
 
-    return Application(bus, VIEWS, ACTIONS, role=role)
+    return Application(bus, VIEWS, ACTIONS, role=role, operator=operator)

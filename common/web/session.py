@@ -11,11 +11,11 @@ OPERATOR, VIEWER = "operator", "viewer"
 ROLES = (OPERATOR, VIEWER)
 
 
-def session(bus: CommandBus, role: str, *, threaded: bool) -> dict[str, Any]:
+def session(bus: CommandBus, role: str, *, operator: str | None, threaded: bool) -> dict[str, Any]:
     """Without the database it says that, and the page starts all the same."""
     value: dict[str, Any] = {
         "user": None,
-        "operator": None,
+        "operator": operator,
         "role": role,
         "acts": role == OPERATOR,
         "reads_data": True,

@@ -27,11 +27,18 @@ _POSTS = ("preview/", "actions/")
 
 class Application:
     def __init__(
-        self, bus: CommandBus, views: Views, actions: Mapping[str, Action], *, role: str
+        self,
+        bus: CommandBus,
+        views: Views,
+        actions: Mapping[str, Action],
+        *,
+        role: str,
+        operator: str | None = None,
     ) -> None:
         if role not in ROLES:
             raise ValueError(f"role must be one of {', '.join(ROLES)}, not {role!r}")
         self._bus, self._views, self._actions, self._role = bus, views, actions, role
+        self._operator = operator
         self._feed = Feed(lambda path: encode(read_path(bus, views, path)))
 
     def close(self) -> None:
@@ -92,7 +99,10 @@ class Application:
         name, query = parse(path, request.query)
         if name == "session":
             query.check()
-            return json_response(session(self._bus, self._role, threaded=request.is_threaded))
+            value = session(
+                self._bus, self._role, operator=self._operator, threaded=request.is_threaded
+            )
+            return json_response(value)
         return json_response(read(self._bus, self._views, name, query))
 
     def _live(self, request: Request) -> Response:
@@ -114,7 +124,7 @@ class Application:
         body = request.json()
         if what == "preview":
             return json_response(action.preview(self._bus, body))
-        operator = body.get("operator")
+        operator = body.get("operator") or self._operator
         if not isinstance(operator, str) or not operator.strip():
             raise BadQuery("the name of the operator is missing: the audit trail needs it")
         return json_response(action.perform(self._bus, body, operator))

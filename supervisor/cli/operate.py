@@ -24,6 +24,7 @@ from cmdbus.supervisor.cli.ps import ps
 from cmdbus.supervisor.cli.schedules import schedule
 from cmdbus.supervisor.cli.session import database, ignored_options, json_option, one_line_errors
 from cmdbus.supervisor.cli.troubleshoot import tsq
+from cmdbus.supervisor.cli.web import web
 
 #: Kinds of roles that `init` grants rights to.
 _KINDS = ("worker", "producer", "operator", "monitor")
@@ -123,5 +124,6 @@ for command in (
     main.add_command(command)
 main.add_command(process)
 main.add_command(schedule)
+main.add_command(web)
 # Commands in the troubleshooting queue are shown like all others.
 tsq.add_command(get, "show")

@@ -194,7 +194,7 @@ database_options = stacked(
 )
 
 
-def _login_name() -> str:
+def login_name() -> str:
     """The user's name; behind sudo, the name of the user who called it."""
     if os.geteuid() == 0 and os.environ.get("SUDO_USER"):
         return os.environ["SUDO_USER"]
@@ -207,7 +207,7 @@ operator_option = option(
     "--operator",
     has_variable=True,
     metavar="NAME",
-    default=_login_name,
+    default=login_name,
     show_default="your login name",
     help="Name of the operator, for the audit trail.",
 )
