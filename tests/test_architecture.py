@@ -101,6 +101,7 @@ IN_CHILDREN = {
         *["cmdbus.database", "cmdbus.embedded", "cmdbus.producer"],
         *["cmdbus.web", "cmdbus.web.http"],
     ],
+    "cmdbus.worker.demo": ["cmdbus.web", "cmdbus.web.http"],
 }
 #: Modules in a row, each of which imports the next, inside one room.
 MAX_DEPTH = 5

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 import psycopg
 import pytest
@@ -117,7 +118,7 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
     """And after Ctrl-C nothing is left behind but the database."""
     with running(home, "--procs", "2", "--threads", "4", *LADDER) as demo:
         demo.prints("With handlers and a database of your own")
-        cases = {line.split()[1]: line.split(maxsplit=2) for line in demo.stdout.splitlines()[2:11]}
+        cases = {line.split()[1]: line.split(maxsplit=2) for line in demo.stdout.splitlines()[3:12]}
         assert {name: int(count) for name, (count, _, _) in cases.items()} == SENT
         for name, words in (
             ("Transfer", "wrote 20 rows for 20 commands, though 5 failed"),
@@ -140,7 +141,10 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
         sent = typed(shown["to see it in ps"].replace("20", "0.1")).strip()
         eventually(lambda: "COMPLETED" in here("get", "demo", sent).stdout)
         assert "Segmentation fault" in (home / "run" / "cmdbus" / "cmdbus.log").read_text()
-        (supervisor,) = psutil.Process(demo.process.pid).children()
+        page = found[0] if (found := re.search(r"http://\S+", demo.stdout.splitlines()[1])) else ""
+        assert "<title>cmdbus" in httpx.get(page, trust_env=False).text
+        assert httpx.get(f"{page}api/session", trust_env=False).json()["schema"] == "cmdbus"
+        supervisor, _ = psutil.Process(demo.process.pid).children()
         assert "psycopg" not in Path(f"/proc/{supervisor.pid}/maps").read_text()
         assert demo.interrupt() == 0
     assert re.search(r"It ran \d+ executions: 543 completed, 1 failed by a b", demo.stdout)
@@ -226,6 +230,7 @@ def test_the_death_of_the_demo_stops_its_supervisor_and_a_closed_stdout_does_not
         os.close(writer)
         eventually(lambda: "COMPLETED" in here("list", "demo").stdout, _WITHIN_S)
         started = psutil.Process(demo.pid).children(recursive=True)
+        assert any("cmdbus.worker.demo.page" in process.cmdline() for process in started)
         assert "--thread-timeout 4" in " ".join(started[0].cmdline())
         demo.kill()
     assert len(started) > 2
@@ -236,7 +241,7 @@ def test_the_death_of_the_demo_stops_its_supervisor_and_a_closed_stdout_does_not
 def test_a_killed_supervisor_ends_the_demo_which_names_its_log(home: Path) -> None:
     with running(home, "--procs", "1", "--threads", "2") as demo:
         demo.prints("500 Quick")
-        (supervisor,) = psutil.Process(demo.process.pid).children()
+        supervisor, _ = psutil.Process(demo.process.pid).children()
         supervisor.kill()
         assert demo.process.wait(_WITHIN_S) == 128 + signal.SIGKILL
     with EmbeddedPostgres():

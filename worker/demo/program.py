@@ -33,6 +33,7 @@ from cmdbus.supervisor.cli.supervise import DEMO_APP
 from cmdbus.supervisor.cli.supervise import main as command
 from cmdbus.supervisor.runtime import board_path, find_runtime_directory, make_runtime_directory
 from cmdbus.timeouts import Timeouts
+from cmdbus.worker.demo.page import DemoPage
 from cmdbus.worker.demo.report import DemoReport, say, stop_text, summary
 
 logger = logging.getLogger("cmdbus.worker.demo")
@@ -90,6 +91,8 @@ class Demo:
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         self._ends_with_terminal = not ignored and signals.has_terminal()
         self._supervisor: Child | None = None
+        #: None where no port is free.
+        self._page: DemoPage | None = None
         self._exit_status: ExitStatus | None = None
         self._board: Board | None = None
         self._is_ready = False
@@ -115,10 +118,15 @@ class Demo:
                 self._supervisor = fork(self._supervise, close=(), orphaned=signal.SIGQUIT)
             while (state := self._observe()) is SupervisorState.STARTING:
                 pass
-            if state is SupervisorState.RUNNING:
-                self._report(server.dsn)
-            while self._exit_status is None:
-                self._observe()
+            try:
+                if state is SupervisorState.RUNNING:
+                    self._start_page(server.dsn)
+                    self._report(server.dsn)
+                while self._exit_status is None:
+                    self._observe()
+            finally:
+                if self._page is not None:
+                    self._page.stop()
         return self._finish(self._exit_status)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
@@ -155,7 +163,7 @@ class Demo:
         if self._exit_status is not None:
             self._report_stop(None)
             return SupervisorState.STOPPED
-        reap_orphans([self._supervisor.pid])
+        reap_orphans([self._supervisor.pid, *(self._page.pids if self._page else ())])
         if self._board is None:
             self._board = self._open_board(self._supervisor.pid)
         view = self._board.snapshot(claims=False) if self._board is not None else None
@@ -182,18 +190,27 @@ class Demo:
             self._stop_seconds = seconds
             say("", stop_text(view, seconds))
 
+    def _start_page(self, dsn: str) -> None:
+        """Once the fleet is ready, whose start it does not delay."""
+        try:
+            self._page = DemoPage()
+            self._page.start(dsn, self._settings, self._log)
+        except OSError as error:
+            logger.warning("the operators' page is not served: %s", error)
+
     def _report(self, dsn: str) -> None:
         """The fleet is ready, so the name of the log is this supervisor's as well."""
         self._is_ready = True
         if self._log is not None:
             with suppress(OSError):  # The directory may be gone.
                 self._log = self._log.rename(self._directory / f"{self._settings.name}.log")
+        page = self._page.address if self._page is not None else None
         try:
             with (
                 dsns.connect(dsns.complete_producers(dsns.parse(dsn))) as connection,
                 CommandBus(dsn, schema=self._settings.schema) as bus,
             ):
-                DemoReport(self._settings, bus, connection, self._observe).print(self._log)
+                DemoReport(self._settings, bus, connection, self._observe).print(self._log, page)
         except (CmdbusError, psycopg.Error) as error:
             logger.warning("the demo's report ends early: %s", error)
 

@@ -85,11 +85,12 @@ class DemoReport:
     #: The first command of the latest case: at the end, of the crash.
     _latest: UUID | None = None
 
-    def print(self, log: Path | None) -> None:
-        """Sends the commands; ends early if the supervisor stops."""
+    def print(self, log: Path | None, page: str | None) -> None:
+        """Sends the commands; ends early if the supervisor stops. `page`: the address."""
         settings = self.settings
         ready = f"{settings.procs} x {settings.threads} threads are ready"
-        say(f"cmdbus, the demo: {ready}{f'; its log is in {log}' if log else ''}", "")
+        say(f"cmdbus, the demo: {ready}{f'; its log is in {log}' if log else ''}")
+        say(*([f"Its operators' page is at {page}"] if page else []), "")
         self.connection.execute(statement("demo_table", settings.schema))
         if all(self._run(act) for act in self._acts()):
             say(f"{self._ends.total():6} in all: {_counted(self._ends)}", "")
