@@ -1,0 +1,131 @@
+"""What the page shows of one command."""
+
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from handlers import found, running
+from queries import move_to_troubleshooting
+from web import ask
+
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, RetryPolicy, SendRequest
+from cmdbus.data import decode
+from cmdbus.web import application
+from cmdbus.web.views.payloads import shown
+
+
+def read(bus: CommandBus, id_: UUID, query: str = "") -> Any:
+    reply = ask(application(bus), f"/api/command/payments/{id_}{query}")
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def test_a_command_is_shown_with_its_attempts_and_its_time(dsn: str, bus: CommandBus) -> None:
+    registry = HandlerRegistry()
+
+    def debit(command: Command, context: Context) -> None:
+        raise RuntimeError(f"no account {command.data['account']}")
+
+    policy = RetryPolicy(max_attempts=2, backoff=(0.001,))
+    registry.register("payments", "Debit", debit, retry=policy)
+    data = {"account": "<b>\u202e</b>", "n": 12345678901234567890}
+    id_ = bus.send("payments", "Debit", data, key="k", reply_to="orders")
+    with running(dsn, registry):
+        bus.wait("payments", id_)
+    value = read(bus, id_)
+    assert (value["status"], value["key"]) == ("IN_TROUBLESHOOTING_QUEUE", "k")
+    assert decode(value["data"]["text"]) == data
+    assert (value["data"]["cut"], value["data"]["problem"], value["result"]) == (False, None, None)
+    first, second = value["attempts"]
+    assert (first["attempt"], first["outcome"], first["code"]) == (1, "FAILED", "RuntimeError")
+    assert first["message"] == "no account <b>\u202e</b>"
+    assert first["traceback"].startswith("Traceback") and "in debit" in first["traceback"]
+    assert (second["outcome"], second["reason"]) == ("MOVED_TO_TROUBLESHOOTING_QUEUE", "EXHAUSTED")
+    kinds = [part["kind"] for part in value["timeline"]]
+    assert [kind for kind in kinds if kind != "retried"] == ["waited", "ran", "ran", "trouble"]
+    assert value["timeline"][-1]["to"] is None
+    assert [event["kind"] for event in value["audit"]] == [
+        event.kind for event in bus.audit("payments", id_)
+    ]
+    assert "waits for an operator" in value["why"]
+    assert value["links"] == {"batch": None, "process": None, "reply_to": "orders"}
+
+
+def test_a_command_of_a_batch_leads_to_it(bus: CommandBus) -> None:
+    batch_id = bus.create_batch("payments", [SendRequest("payments", "Debit")], name="March")
+    [record] = bus.batch_commands(batch_id)
+    batch = read(bus, record.command_id)["links"]["batch"]
+    assert (batch["batch_id"], batch["name"], batch["total"]) == (str(batch_id), "March", 1)
+
+
+def test_an_unknown_command_and_a_bad_path_get_a_sentence(bus: CommandBus) -> None:
+    page = application(bus)
+    for path, status, sentence in (
+        (f"payments/{uuid4()}", 404, "domain 'payments' has no command"),
+        ("payments/7", 400, "the id must be an id"),
+        ("payments", 400, "the path lacks the id"),
+        (f"pay'ments/{uuid4()}", 400, "domain must be a letter"),
+        (f"payments/{uuid4()}?events=0", 400, "events must be a whole number"),
+        (f"payments/{uuid4()}?other=1", 404, "has no command"),
+    ):
+        reply = ask(page, f"/api/command/{path}")
+        assert (reply.status, sentence in reply.json["error"]) == (status, True), reply.json
+
+
+def test_a_long_trail_is_shown_from_its_end(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    id_ = bus.send("payments", "Debit")
+    for n in range(5):
+        bus.reschedule("payments", id_, priority=n % 2, operator="ann")
+    value = read(bus, id_, "?events=2")
+    assert [event["number"] for event in value["audit"]] == [4, 5]
+    assert value["audit_left_out"] == 4
+    assert len(read(bus, id_)["audit"]) == 6
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        '"<script>alert(1)</script>"',
+        '"\\u0000 \\ud800 \\u202e"',
+        "[" * 900 + "]" * 900,
+        "9" * 5000,
+        "1e999",
+        '{"a": 1, "a": 2}',
+        '{"__proto__": {"x": 1}, "constructor": null}',
+        '"' + "x" * 1_048_000 + '"',
+        " null ",
+    ],
+)
+def test_data_of_other_programs_is_shown_as_far_as_it_can_be(
+    bus: CommandBus, connection: psycopg.Connection, data: str
+) -> None:
+    """The tables hold what Python would refuse."""
+    id_ = bus.send("payments", "Debit")
+    connection.execute("UPDATE cmdbus.ready SET data = %s::json", [data])
+    value = read(bus, id_)["data"]
+    assert len(value["text"]) <= 64 * 1024
+    assert value["cut"] is (len(data) > 100_000) or value["problem"]
+    if not value["problem"] and not value["cut"]:
+        assert decode(value["text"]) == decode(data)
+
+
+def test_payloads_are_shown_as_bounded_text() -> None:
+    assert shown(None) == {"text": "null", "bytes": 4, "cut": False, "problem": None}
+    assert shown({"é": [1, 1.5]})["text"] == '{"é":[1,1.5]}'
+    cut = shown("é" * 100, limit=10)
+    assert (cut["text"], cut["bytes"], cut["cut"]) == ('"éééé', 202, True)
+    undecodable = shown(decode("1e999"))
+    assert undecodable["text"] == "1e999" and "out of range" in undecodable["problem"]
+
+
+def test_data_before_and_after_a_change_is_in_the_trail(dsn: str, bus: CommandBus) -> None:
+    id_ = bus.send("payments", "Debit", {"n": 1})
+    move_to_troubleshooting(dsn)
+    bus.troubleshooting.retry("payments", id_, operator="ann", data={"n": 2})
+    assert found(bus, id_).data == {"n": 2}
+    *_, event = read(bus, id_)["audit"]
+    assert event["operator"] == "ann"
+    assert event["details"]["text"] == '{"data":{"n":2},"data_before":{"n":1}}'
