@@ -1,5 +1,279 @@
-"""Actions on troubleshooting."""
+"""Actions on commands that wait for an operator, by their names or by conditions: retry, cancel,
+complete."""
 
-from cmdbus.web.action import Action
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
 
-ACTIONS: list[Action] = []
+from cmdbus.checks import check_id, check_name, shown
+from cmdbus.counting import count_of
+from cmdbus.errors import CmdbusError, CommandNotFoundError, InvalidOperationError
+from cmdbus.producer.bus import CommandBus
+from cmdbus.producer.records import CommandRecord, Status
+from cmdbus.web.action import Action, Body
+from cmdbus.web.actions.answers import FOR_GOOD, commands, done, field, preview
+from cmdbus.web.actions.order import Order
+
+#: Commands that are named one by one, at most.
+MAX_NAMED = 1000
+_TARGETS = ("commands", "group", "match")
+_CONDITIONS = ("domain", "type", "error_code", "key", "since", "until")
+_GROUP = ("domain", "type", "error_code")
+_MAX_MESSAGE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    #: Of `bus.troubleshooting`.
+    method: str
+    #: Sentences about one command, and about many.
+    one: str
+    many: str
+    participle: str
+    grave: bool
+    undone: str = FOR_GOOD
+
+
+_RETRY = Verb(
+    "retry",
+    "It waits for a worker again, as if it had never been tried.",
+    "They wait for a worker again, as if they had never been tried.",
+    "retried",
+    grave=False,
+    undone="What has not started can be canceled.",
+)
+_CANCEL = Verb(
+    "cancel",
+    "It ends as CANCELED; its reply, if one was asked for, has the reason.",
+    "They end as CANCELED; their replies, where some were asked for, have the reason.",
+    "canceled",
+    grave=True,
+)
+_COMPLETE = Verb(
+    "complete",
+    "It ends as COMPLETED without being run, because its work was done by other means; its reply,"
+    " if one was asked for, says SUCCESS with the result.",
+    "They end as COMPLETED without being run, because their work was done by other means; their"
+    " replies, where some were asked for, say SUCCESS with the result.",
+    "completed",
+    grave=True,
+)
+
+
+def _preview(bus: CommandBus, body: Body, verb: Verb) -> dict[str, Any]:
+    order = _order(body, verb)
+    fields = []
+    if verb is _COMPLETE:
+        hint = "JSON, sent with the reply. Nothing is null."
+        fields = [field("result", "Result", "json", hint=hint)]
+    named = _named(order)
+    if named is None:
+        return _preview_all(bus, order, verb, fields)
+    if len(named) > 1:
+        _resolution(order, verb, single=False)
+        return preview(
+            f"{verb.method.capitalize()} {commands(len(named))}",
+            [verb.many, "Those that another operator moves meanwhile stay as they are."],
+            f"{verb.method.capitalize()} them",
+            count=len(named),
+            fields=fields,
+            grave=verb.grave,
+        )
+    record = _found(bus, *named[0], verb)
+    resolution = _resolution(order, verb, single=True)
+    touches = [f"{_failure(record)} {verb.one}"]
+    if "data" in resolution:
+        touches.append("It has the edited data from then on; the audit trail keeps both.")
+    if record.checkpoint is not None and verb is _RETRY:
+        touches.append("It keeps its checkpoint, from which its handler may go on.")
+    return preview(
+        f"{verb.method.capitalize()} {record.domain}/{record.type} {record.command_id}",
+        touches,
+        f"{verb.method.capitalize()} it",
+        count=1,
+        fields=fields,
+        grave=verb.grave,
+        state=_state(record),
+    )
+
+
+def _preview_all(
+    bus: CommandBus, order: Order, verb: Verb, fields: list[dict[str, Any]]
+) -> dict[str, Any]:
+    conditions = _conditions(order)
+    _resolution(order, verb, single=False)
+    newest = bus.troubleshooting.page(**conditions, limit=1, with_data=False).commands
+    count = bus.troubleshooting.count(**conditions)
+    if not newest:
+        raise InvalidOperationError(
+            f"no command waits for an operator {_which(conditions)}".strip()
+        )
+    until = newest[0].failed_at + timedelta(microseconds=1)
+    which = _which(conditions) or "of all domains and types"
+    return preview(
+        f"{verb.method.capitalize()} all {commands(count)} {which}",
+        [
+            f"These are all that wait for an operator {which}. {verb.many}",
+            "Those that come meanwhile are left out.",
+        ],
+        f"{verb.method.capitalize()} {commands(count)}",
+        count=count,
+        fields=fields,
+        grave=True,
+        state={"until": until.isoformat()},
+    )
+
+
+def _perform(bus: CommandBus, body: Body, operator: str, verb: Verb) -> dict[str, Any]:
+    order = _order(body, verb)
+    named = _named(order)
+    remark = {"operator": operator, "reason": order.reason}
+    if named is None:
+        conditions = _conditions(order)
+        if until := _until(body):
+            conditions["until"] = min(until, conditions.get("until") or until)
+        resolution = _resolution(order, verb, single=False)
+        resolve_all = getattr(bus.troubleshooting, f"{verb.method}_all")
+        count = resolve_all(**conditions, **remark, **resolution)
+        return _done(count, verb)
+    resolution = _resolution(order, verb, single=len(named) == 1)
+    if len(named) == 1 and body.get("state") is not None:
+        record = _found(bus, *named[0], verb)
+        order.check_state(f"command {record.command_id}", _state(record))
+    resolve = getattr(bus.troubleshooting, verb.method)
+    count, refusal = 0, None
+    for domain, command_id in named:
+        try:
+            resolve(domain, command_id, **remark, **resolution)
+            count += 1
+        except (CommandNotFoundError, InvalidOperationError) as error:
+            refusal = refusal or error
+    if refusal is not None and count == 0:
+        raise refusal
+    return _done(count, verb, len(named) - count, refusal)
+
+
+def _done(
+    count: int, verb: Verb, left: int = 0, refusal: CmdbusError | None = None
+) -> dict[str, Any]:
+    sentence = f"{count_of(count)} {verb.participle}"
+    if left:
+        sentence += f"; {left} not: {refusal}" if left == 1 else f"; {left} not, one as {refusal}"
+    return done(sentence, count=count, undone=verb.undone)
+
+
+def _order(body: Body, verb: Verb) -> Order:
+    values = {_RETRY: ["data"], _COMPLETE: ["result"]}.get(verb, [])
+    order = Order(body, _TARGETS, values)
+    if len(order.target) != 1:
+        raise ValueError("target must be one of commands, group and match")
+    return order
+
+
+def _named(order: Order) -> list[tuple[str, UUID]] | None:
+    """Domain and id of each, once; None if conditions say which."""
+    found = order.target.get("commands")
+    if found is None:
+        return None
+    if not isinstance(found, list) or not 1 <= len(found) <= MAX_NAMED:
+        raise ValueError(f"target.commands must be a list of 1 to {MAX_NAMED} commands")
+    named = []
+    for each in found:
+        if not isinstance(each, list) or len(each) != 2:
+            raise ValueError(f"a command is its domain and its id, not {shown(each)}")
+        named.append((check_name("domain", each[0]), check_id("command_id", each[1])))
+    return list(dict.fromkeys(named))
+
+
+def _conditions(order: Order) -> dict[str, Any]:
+    """The arguments of `bus.troubleshooting`, which checks them."""
+    kind, known = ("group", _GROUP) if "group" in order.target else ("match", _CONDITIONS)
+    found = order.target[kind]
+    if not isinstance(found, Mapping) or not found.keys() <= {*known}:
+        raise ValueError(f"target.{kind} must be an object with {', '.join(known)}")
+    if kind == "group" and not all(found.get(name) for name in _GROUP):
+        raise ValueError(
+            "a group has a domain, a type and an error code: commands without an error code are "
+            "resolved one by one"
+        )
+    conditions = {name: value for name, value in found.items() if value not in (None, "")}
+    for name in ("since", "until"):
+        if name in conditions:
+            conditions[name] = _time(f"target.{kind}.{name}", conditions[name])
+    return conditions
+
+
+def _time(what: str, text: object) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)  # type: ignore[arg-type]  # refused below
+    except (ValueError, TypeError):
+        time = None
+    if time is None or time.utcoffset() is None:
+        raise ValueError(f"{what} must be a time with its offset, not {shown(text)}")
+    return time
+
+
+def _until(body: Body) -> datetime | None:
+    """What came after the preview is left out."""
+    state = body.get("state")
+    found = state.get("until") if isinstance(state, Mapping) else None
+    return None if found is None else _time("state.until", found)
+
+
+def _resolution(order: Order, verb: Verb, *, single: bool) -> dict[str, Any]:
+    """Arguments of the method that are for this verb. JSON is text, which Python reads: a browser
+    would change long numbers."""
+    if verb is _COMPLETE:
+        return {"result": order.json("result")}
+    if verb is _RETRY and order.text("data") is not None:
+        if not single:
+            raise ValueError("other data is for one command")
+        return {"data": order.json("data")}
+    return {}
+
+
+def _found(bus: CommandBus, domain: str, command_id: UUID, verb: Verb) -> CommandRecord:
+    record = bus.get(domain, command_id)
+    if record is None:
+        raise CommandNotFoundError(domain, command_id)
+    if record.status is not Status.IN_TROUBLESHOOTING_QUEUE:
+        raise InvalidOperationError(
+            f"command {command_id} of domain {domain!r} cannot be {verb.participle}: it is "
+            f"{record.status}, and not in the troubleshooting queue"
+        )
+    return record
+
+
+def _state(record: CommandRecord) -> dict[str, Any]:
+    """Changes whenever it has been retried meanwhile."""
+    started = record.started_at
+    return {"latest_attempt": None if started is None else started.isoformat()}
+
+
+def _failure(record: CommandRecord) -> str:
+    message = (record.error_message or "")[:_MAX_MESSAGE]
+    error = ": ".join(text for text in (record.error_code, message) if text)
+    return f"It failed after {count_of(record.attempts, 'attempt')} with {error or 'no error'}."
+
+
+def _which(conditions: Mapping[str, Any]) -> str:
+    names = {"domain": "of {}", "type": "of type {}", "error_code": "with {}", "key": "of key {}"}
+    names |= {"since": "since {}", "until": "until {}"}
+    return " ".join(names[name].format(conditions[name]) for name in names if name in conditions)
+
+
+def _action(name: str, verb: Verb) -> Action:
+    return Action(
+        name,
+        lambda bus, body: _preview(bus, body, verb),
+        lambda bus, body, operator: _perform(bus, body, operator, verb),
+    )
+
+
+ACTIONS = [
+    _action("retry", _RETRY),
+    _action("cancel_trouble", _CANCEL),
+    _action("complete", _COMPLETE),
+]
