@@ -1,0 +1,297 @@
+"""What the views of the page share, in a browser: values, elements, tables, charts."""
+
+from collections.abc import Iterator
+
+import pytest
+from page_servers import page_with
+from visits import Visit, Visiting
+
+pytestmark = pytest.mark.long
+
+#: A module in the place of a view, so that tests have its parts.
+_EMPTY_VIEW = """
+export const title = () => "Empty";
+export async function show(root) { window.root = root; return {close() {}}; }
+"""
+_MODULES = ("api", "charts", "dialog", "dom", "format", "keys", "live", "parts", "router", "table")
+
+
+@pytest.fixture
+def page(visiting: Visiting) -> Iterator[Visit]:
+    """An empty view; all modules of the core are in `window`, under their names."""
+    with page_with(visiting, {}, {"empty": _EMPTY_VIEW}) as visit:
+        visit.open("#/empty").sees("Empty", "h1")
+        for name in _MODULES:
+            visit.read(f"import('/static/core/{name}.js').then((it) => {{ window.{name} = it }})")
+        yield visit
+
+
+def test_figures_are_written_for_readers(page: Visit) -> None:
+    said = {
+        "format.duration(0)": "0 s",
+        "format.duration(0.0004)": "< 1 ms",
+        "format.duration(0.25)": "250 ms",
+        "format.duration(0.9999)": "1.0 s",
+        "format.duration(9.99)": "10 s",
+        "format.duration(59.9)": "1 min",
+        "format.duration(200)": "3 min 20 s",
+        "format.duration(7500)": "2 h 5 min",
+        "format.duration(360000)": "4 d 4 h",
+        "format.duration(-12)": "\u221212 s",
+        "format.duration(null)": "\u2013",
+        "format.count(1204)": "1,204",
+        "format.count(null)": "\u2013",
+        "format.plural(1, 'command')": "1 command",
+        "format.plural(1204, 'command')": "1,204 commands",
+        "format.rate(0)": "0/s",
+        "format.rate(1234.5)": "1,235/s",
+        "format.rate(12.34)": "12/s",
+        "format.rate(1)": "1/s",
+        "format.rate(0.05)": "3/min",
+        "format.rate(0.0005)": "1.8/h",
+        "format.bytes(0)": "0 B",
+        "format.bytes(1023)": "1023 B",
+        "format.bytes(1536)": "1.5 KiB",
+        "format.bytes(1048575)": "1.0 MiB",
+        "format.short('0192f3c1-0000-7000-8000-0000a1b2c3d4')": "\u2026a1b2c3d4",
+        "format.short('mail')": "mail",
+        "format.percent(0, 10)": "0 %",
+        "format.percent(1, 1000)": "< 1 %",
+        "format.percent(999, 1000)": "> 99 %",
+        "format.percent(1, 0)": "\u2013",
+        "format.ago(new Date(format.now() - 120000).toISOString())": "2 min ago",
+        "format.ago(new Date(format.now() + 7200000).toISOString())": "in 2 h",
+        "format.ago('no time')": "no time",
+        "parts.words('IN_TROUBLESHOOTING_QUEUE')": "in trouble",
+    }
+    assert {text: page.read(text) for text in said} == said
+
+
+def test_a_time_says_the_exact_one_and_ticks(page: Visit) -> None:
+    assert page.read(
+        """() => {
+            const element = format.timeElement("2026-01-02T03:04:05.678Z");
+            root.append(element);
+            const title = element.title;
+            format.setTime(element, new Date(format.now() - 30000).toISOString());
+            const before = element.textContent;
+            element.setAttribute("datetime", new Date(format.now() - 40000).toISOString());
+            format.tick();
+            return [title.includes("2026-01-02T03:04:05.678Z"), before, element.textContent];
+        }"""
+    ) == [True, "30 s ago", "40 s ago"]
+
+
+def test_a_link_leads_where_its_hash_says(page: Visit) -> None:
+    path = ["command", "a/b?c#d", "%41 é"]
+    assert page.read("(path) => router.parse(router.link(path, {q: 'x&y=1', no: null}))", path) == {
+        "view": "command",
+        "parts": path[1:],
+        "params": {"q": "x&y=1"},
+    }
+    assert page.read("router.parse('')")["view"] == "overview"
+    assert page.read("router.parse('#/fleet/%E0%A4%A')")["parts"] == ["%E0%A4%A"]
+    assert page.read("router.apiPath(['batch', 'a b'], {after: ''})") == "batch/a%20b"
+
+
+def test_the_axis_of_a_chart_has_round_marks(page: Visit) -> None:
+    assert page.read("[0, 0.003, 1, 7, 70, 101].map((top) => charts.ticks(top))") == [
+        [0, 1],
+        [0, 0.001, 0.002, 0.003],
+        [0, 0.25, 0.5, 0.75, 1],
+        [0, 2, 4, 6, 8],
+        [0, 20, 40, 60, 80],
+        [0, 50, 100, 150],
+    ]
+    assert page.read("charts.runs([null, 1, 2, null, 3])") == [[1, [1, 2]], [4, [3]]]
+
+
+def test_parts_of_a_timeline_are_never_too_narrow_to_meet(page: Visit) -> None:
+    spans = page.read(
+        """charts.layOut([
+            {from: "2026-01-01T00:00:00Z", to: "2026-01-01T01:00:00Z"},
+            {from: "2026-01-01T01:00:00Z", to: "2026-01-01T01:00:00.001Z"},
+        ], null, null, Date.parse("2026-01-01T02:00:00Z"))"""
+    )
+    assert [round(span["x"]) for span in spans] == [0, 996]
+    assert [round(span["width"]) for span in spans] == [1000, 4]
+
+
+def test_json_is_indented_and_keeps_its_digits(page: Visit) -> None:
+    text = '{"a":[1,{}],"b":12345678901234567890,"c":"x,{\\"y\\"}: \\\\","d":[ ]}'
+    assert page.read("(text) => parts.indented(text)", text) == (
+        '{\n  "a": [\n    1,\n    {}\n  ],\n  "b": 12345678901234567890,\n'
+        '  "c": "x,{\\"y\\"}: \\\\",\n  "d": []\n}'
+    )
+    assert page.read("parts.indented('{no')") == "{no"
+
+
+def test_text_is_never_markup_and_hides_nothing(page: Visit) -> None:
+    text = "<img src=x onerror=alert(1)>\u202egnp.exe\u0000\u200b\n\t"
+    assert page.read(
+        """(text) => {
+            const attributes = {title: text, aria: {label: text}};
+            const element = dom.h("p", attributes, [text, [null, false, 7]]);
+            root.append(element);
+            return [element.childElementCount, element.textContent, element.title,
+                element.getAttribute("aria-label")];
+        }""",
+        text,
+    ) == [0, _SHOWN + "7", _SHOWN, _SHOWN]
+    assert page.read("dom.visible('\\ud800 and \\u{1f600}')") == "\\ud800 and \U0001f600"
+    for attributes in ("{href: 'javascript:alert(1)'}", "{href: '//other.test'}", "{onclick: 'x'}"):
+        assert (
+            page.read(
+                f"() => {{ try {{ dom.h('a', {attributes}) }} catch {{ return 'refused' }} }}"
+            )
+            == "refused"
+        )
+
+
+_SHOWN = "<img src=x onerror=alert(1)>\\u202egnp.exe\\u0000\\u200b\n\t"
+
+
+def test_nodes_of_keys_that_stay_are_kept_with_their_focus(page: Visit) -> None:
+    assert page.read(
+        """() => {
+            const list = dom.h("ul");
+            root.append(list);
+            const build = (item) => dom.h("li", {tabindex: "0"}, item);
+            const update = (node, item) => dom.setText(node, item);
+            const show = (...items) => dom.keyed(list, items, (item) => item, build, update);
+            show("a", "b", "c", "a");
+            const [a, b] = list.children;
+            b.focus();
+            show("c", "x", "b", "a");
+            return [[...list.children].map((node) => node.textContent).join(""),
+                list.children[2] === b, list.children[3] === a, document.activeElement === b];
+        }"""
+    ) == ["cxba", True, True, True]
+
+
+_TABLE = """async (n) => {
+    window.rows = (n, k = 0) => Array.from({length: n}, (_, i) => ({id: i, n: i * k, at: null}));
+    window.told = [];
+    window.grid = table.table({
+        label: "Commands",
+        columns: [
+            {key: "id", label: "Id", narrow: "title"},
+            {key: "n", label: "Number", align: "right"},
+            {key: "status", label: "Status", render: () => parts.statusTag("PENDING")},
+        ],
+        keyOf: (row) => row.id,
+        link: (row) => "#/empty/" + row.id,
+        selectable: true,
+        onSelect: (rows) => told.push(rows.map((row) => row.id)),
+        empty: parts.empty("No commands", "Send one.", "bus.send(...)"),
+    });
+    root.append(grid.element);
+    await grid.update(rows(n));
+}"""
+
+
+def test_a_table_is_used_by_keys(page: Visit) -> None:
+    page.read(_TABLE, 3)
+    for key in ("j", "j", "x", "k", "x"):
+        page.tab.keyboard.press(key)
+    assert page.read("told") == [[1], [1, 0]]
+    assert page.read("grid.focused().id") == 0
+    page.read("grid.update(rows(3, 5))")
+    assert page.read("[grid.focused().n, grid.selected().map((row) => row.n)]") == [0, [5, 0]]
+    page.tab.keyboard.press("ArrowDown")
+    page.tab.keyboard.press("Enter")
+    page.tab.wait_for_url("**/#/empty/1")
+
+
+def test_a_row_that_has_gone_is_not_selected_any_more(page: Visit) -> None:
+    page.read(_TABLE, 3)
+    page.find("thead input").check()
+    assert page.read("grid.selected().length") == 3
+    page.read("grid.update(rows(1))")
+    assert page.read("[grid.selected().length, told.at(-1)]") == [1, [0]]
+    page.read("grid.update([])")
+    page.sees("No commands", "#view")
+
+
+def test_a_table_keeps_its_semantics_where_it_is_cards(page: Visit) -> None:
+    page.read(_TABLE, 2)
+    for width in (1280, 380):
+        page.tab.set_viewport_size({"width": width, "height": 800})
+        assert page.tab.get_by_role("table", name="Commands").get_by_role("row").count() == 3
+        assert page.tab.get_by_role("columnheader").count() == 4
+        assert page.tab.get_by_role("cell").count() == 8
+        assert page.read("document.documentElement.scrollWidth") <= width
+
+
+def test_updates_of_a_thousand_rows_do_not_hold_the_browser_up(page: Visit) -> None:
+    page.read(_TABLE, 1000)
+    longest = page.read(
+        """async () => {
+            const found = [0];
+            new PerformanceObserver((list) => {
+                for (const entry of list.getEntries()) found.push(entry.duration);
+            }).observe({entryTypes: ["longtask"]});
+            for (let k = 1; k < 8; k += 1) {
+                await grid.update(k % 2 ? rows(1000, k) : rows(1000, k).reverse());
+                await new Promise((done) => requestAnimationFrame(() => setTimeout(done, 50)));
+            }
+            return Math.max(...found);
+        }"""
+    )
+    assert longest < 100
+
+
+def test_rows_keep_nothing_of_what_was_shown_before(page: Visit) -> None:
+    """An hour of updates each second, and of rows that come and go."""
+    page.read(_TABLE, 20)
+    counted = page.tab.context.new_cdp_session(page.tab)
+
+    def objects() -> tuple[int, int]:
+        counted.send("HeapProfiler.collectGarbage")
+        found = counted.send("Memory.getDOMCounters")
+        return found["nodes"], found["jsEventListeners"]
+
+    update = """async (n) => {
+        const line = window.line ??= root.appendChild(charts.sparkline([1], {label: "out"}));
+        for (let k = 0; k < n; k += 1) {
+            await grid.update(rows(20, k).map((row) => ({...row, id: `${row.id} ${k % 7}`})));
+            line.update([k, k + 1]);
+        }
+    }"""
+    page.read(update, 100)
+    before = objects()
+    page.read(update, 3600)
+    after = objects()
+    assert after[0] <= before[0] * 1.2 and after[1] <= before[1] * 1.2
+
+
+def test_a_chart_says_its_figures_by_keys_and_as_a_table(page: Visit) -> None:
+    page.read(
+        """() => {
+            const at = [0, 1, 2].map((m) => new Date(Date.UTC(2026, 0, 1, 10, m)).toISOString());
+            root.append(charts.lineChart([{label: "in", values: [1, null, 3]},
+                {label: "out", values: [4, 5, 6], tone: "b"}], {label: "Rates", at,
+                when: (iso) => iso.slice(11, 16)}));
+        }"""
+    )
+    assert page.tab.get_by_role("img", name="Rates").count() == 1
+    page.find("svg.chart").focus()
+    page.tab.keyboard.press("End")
+    page.sees("10:02 · in 3 · out 6", ".readout")
+    page.tab.keyboard.press("ArrowLeft")
+    page.sees("10:01 · in \u2013 · out 5", ".readout")
+    page.find("summary", "Figures").click()
+    assert page.tab.get_by_role("row").all_inner_texts() == [
+        *["Time\tin\tout", "10:00\t1\t4", "10:01\t\u2013\t5", "10:02\t3\t6"],
+    ]
+
+
+def test_a_sparkline_names_its_figures(page: Visit) -> None:
+    page.read("root.append(charts.sparkline([3, null, 9, 1], {label: 'waiting'}))")
+    assert page.tab.get_by_role("img", name="waiting: now 1, highest 9").count() == 1
+    box = page.find("svg.spark").bounding_box()
+    assert box
+    page.tab.mouse.move(box["x"] + 2 * box["width"] / 3, box["y"] + 5)
+    page.sees("9", ".tip")
+    page.read("location.hash = '#/empty/other'")
+    page.find(".tip").wait_for(state="hidden")

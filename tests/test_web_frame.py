@@ -1,0 +1,335 @@
+"""The frame of the page in a browser: ways between views, states, dialogs, and who may read it."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from page_servers import page_with
+from visits import Visit, Visiting
+
+from cmdbus import CommandBus
+from cmdbus.errors import DatabaseUnavailableError, InvalidOperationError
+from cmdbus.web.action import Action
+from cmdbus.web.query import NotFound, Query
+
+pytestmark = pytest.mark.long
+
+#: A view that shows its parameters and what it watches, and counts how often it was closed.
+_VIEW = """
+import { h } from "../core/dom.js";
+import { watch } from "../core/live.js";
+export const title = ({ parts, domain }) => `Seen ${parts.join(" ")} ${domain ?? ""}`;
+export async function show(root, { params, parts, signal }) {
+  const value = h("p", { id: "value" });
+  const state = h("p", { id: "failed" });
+  const domain = h("input", { name: "domain", data: { filter: "" }, value: params.domain ?? "" });
+  root.append(domain, value, state);
+  signal.addEventListener("abort", () => (window.ended = (window.ended ?? 0) + 1));
+  const stop = watch("seen", (seen) => (value.textContent = JSON.stringify(seen)),
+    (name, { error }) => (state.textContent = name + " " + (error?.message ?? error ?? "")));
+  return { close: stop };
+}
+"""
+_PLAIN = """
+export const title = () => "Plain";
+export async function show(root, { keys, tools }) {
+  keys([{ key: "r", label: "Retry it", run: () => (window.retried = true) }]);
+  tools.append("a tool");
+  return { close() {} };
+}
+"""
+_MODULES = {"seen": _VIEW, "plain": _PLAIN}
+
+
+class Seen:
+    """What the view of the server says: a value, or an error."""
+
+    def __init__(self) -> None:
+        self.value: object = "first"
+
+    def __call__(self, bus: CommandBus, query: Query) -> object:
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def page(visiting: Visiting, seen: Seen) -> Iterator[Visit]:
+    with page_with(visiting, {"seen": seen}, _MODULES) as visit:
+        yield visit
+
+
+def test_a_hash_names_the_view_and_its_parameters(page: Visit) -> None:
+    page.open("#/seen/a%2Fb/c?domain=mail").sees("Seen a/b c mail", "h1")
+    assert page.tab.title() == "Seen a/b c mail · cmdbus"
+    page.read("location.hash = '#/plain'")
+    page.sees("Plain", "h1")
+    page.sees("a tool", "#view-tools")
+    assert page.read("window.ended") == 1
+    assert page.read("document.activeElement.id") == "heading"
+    page.tab.go_back()
+    page.sees("Seen a/b c mail", "h1")
+    assert page.read("document.querySelector('#view-tools').textContent") == ""
+
+
+def test_other_parameters_keep_the_place_of_the_reader(page: Visit) -> None:
+    page.open("#/seen?domain=a").sees("Seen  a", "h1")
+    page.find("input").focus()
+    page.read("location.hash = '#/seen?domain=b'")
+    page.sees("Seen  b", "h1")
+    page.tab.wait_for_function("document.activeElement.name === 'domain'")
+
+
+@pytest.mark.parametrize("view", ["nowhere", "..%2Fcore%2Fdom", "a<b>c", "__proto__"])
+def test_an_unknown_view_is_said(page: Visit, view: str) -> None:
+    page.open(f"#/{view}").sees("Not shown", "h2")
+    if view == "nowhere":
+        page.excuse("nowhere.js")
+
+
+def test_keys_lead_to_views_and_are_ignored_while_the_reader_types(page: Visit) -> None:
+    page.open("#/seen").sees("Seen", "h1")
+    page.tab.keyboard.press("/")
+    assert page.read("document.activeElement.name") == "domain"
+    page.tab.keyboard.type("g c?")
+    assert page.find("input").input_value() == "g c?"
+    page.tab.keyboard.press("Escape")
+    page.read("location.hash = '#/plain'")
+    page.sees("Plain", "h1")
+    page.tab.keyboard.press("?")
+    page.sees("Retry it", "dialog")
+    page.tab.keyboard.press("r")
+    page.tab.keyboard.press("Escape")
+    page.find("dialog").wait_for(state="detached")
+    assert not page.read("window.retried")
+    page.tab.keyboard.press("r")
+    assert page.read("window.retried")
+    page.tab.keyboard.press("g")
+    page.tab.keyboard.press("c")
+    page.tab.wait_for_url("**/#/commands")
+
+
+def test_postgresql_away_is_said_and_the_page_recovers(page: Visit, seen: Seen) -> None:
+    page.open("#/seen").sees("first", "#value")
+    page.sees("live", "#state")
+    seen.value = DatabaseUnavailableError("no connection")
+    page.sees(re.compile("PostgreSQL is away since .*: showing what was read then"), "#state")
+    page.sees("first", "#value")
+    seen.value = "second"
+    page.sees("second", "#value")
+    page.sees("live", "#state")
+
+
+def test_a_view_that_cannot_be_read_says_why(page: Visit, seen: Seen) -> None:
+    seen.value = NotFound("there is no batch")
+    page.open("#/seen").sees("failed there is no batch", "#failed")
+    seen.value = "found"
+    page.sees("found", "#value")
+
+
+def test_a_server_without_threads_is_polled(visiting: Visiting, seen: Seen) -> None:
+    with page_with(visiting, {"seen": seen}, _MODULES, is_threaded=False) as page:
+        page.open("#/seen").sees("first", "#value")
+        page.sees("live", "#state")
+        seen.value = "second"
+        page.sees("second", "#value")
+
+
+def test_a_page_without_its_server_says_so_and_recovers(page: Visit, seen: Seen) -> None:
+    page.open("#/seen").sees("first", "#value")
+    page.read("location.hash = '#/plain'")
+    page.sees("Plain", "h1")
+    page.tab.context.set_offline(True)
+    page.read("location.hash = '#/seen'")
+    page.sees("offline since", "#state")
+    page.read("location.hash = '#/missing'")
+    page.sees("Not shown", "h2")
+    page.tab.context.set_offline(False)
+    page.read("location.hash = '#/seen'")
+    page.sees("first", "#value")
+    page.sees("live", "#state")
+    page.excuse("INTERNET_DISCONNECTED")
+
+
+_FIELDS: list[object] = [
+    {"name": "data", "label": "Data", "kind": "json", "required": True, "value": '{"n": 1}'},
+    {"name": "depth", "label": "Depth", "kind": "number", "value": None},
+    {"name": "until", "label": "Until", "kind": "time", "value": None},
+    {"name": "how", "label": "How", "kind": "choice", "value": "b", "choices": ["a", "b"]},
+]
+_PREVIEW = {
+    "title": "Pause payments",
+    "touches": "1,204 commands wait, 8 run and will finish.",
+    "count": 1204,
+    "undo": "Resume undoes it.",
+    "confirm": "Pause",
+    "grave": True,
+}
+_DONE = {
+    "done": "payments is paused.",
+    "count": 1,
+    "undo": {"action": "resume", "body": {"target": {"domain": "payments"}}, "label": "Undo"},
+}
+_ASK = """import('/static/core/dialog.js').then(({confirmAction}) => {
+    window.told = [];
+    confirmAction("pause", {target: {domain: "payments"}}, {onDone: (it) => told.push(it.done)});
+})"""
+
+
+class Performed:
+    """Actions that note what they are told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Mapping[str, Any], str]] = []
+        self.fields: list[object] = []
+        self.error: Exception | None = None
+
+    def preview(self, bus: CommandBus, body: Mapping[str, Any]) -> dict[str, Any]:
+        return {**_PREVIEW, "fields": self.fields}
+
+    def pause(self, bus: CommandBus, body: Mapping[str, Any], operator: str) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        self.told.append(("pause", body, operator))
+        return _DONE
+
+    def resume(self, bus: CommandBus, body: Mapping[str, Any], operator: str) -> dict[str, Any]:
+        self.told.append(("resume", body, operator))
+        return {"done": "payments is resumed.", "undo": None, "undone": None}
+
+    @property
+    def actions(self) -> dict[str, Action]:
+        return {
+            name: Action(name, self.preview, getattr(self, name)) for name in ("pause", "resume")
+        }
+
+
+def test_an_action_asks_says_what_it_touches_and_can_be_undone(visiting: Visiting) -> None:
+    performed = Performed()
+    performed.fields = _FIELDS
+    with page_with(visiting, {}, _MODULES, performed.actions) as page:
+        page.open("#/plain").sees("Plain", "h1")
+        page.read(_ASK)
+        page.sees("1,204 commands wait, 8 run and will finish.", "dialog")
+        confirm = page.find("dialog .danger", "Pause")
+        page.find("dialog textarea").fill('{"n": 12345678901234567890,')
+        confirm.click()
+        page.sees("Data is not JSON", ".problem")
+        page.find("dialog textarea").fill('{"n": 12345678901234567890}')
+        confirm.click()
+        page.sees("Your name is needed", ".problem")
+        page.tab.get_by_label("Your name").fill(" ada ")
+        page.tab.get_by_label("Reason").fill("too many")
+        page.tab.get_by_label("Depth").fill("5")
+        page.tab.get_by_label("Until").fill("2026-01-01T10:00:00")
+        confirm.click()
+        page.sees("payments is paused.", ".toasts")
+        page.sees("ada", "#tools")
+        page.find(".toast button", "Undo").click()
+        page.sees("payments is resumed.", ".toasts")
+        assert page.read("told") == ["payments is paused.", "payments is resumed."]
+    (first, paused, operator), (second, resumed, again) = performed.told
+    assert (first, second, operator, again) == ("pause", "resume", "ada", "ada")
+    assert paused["target"] == resumed["target"] == {"domain": "payments"}
+    assert paused["reason"] == "too many"
+    assert paused["values"] == {
+        "data": '{"n": 12345678901234567890}',
+        "depth": 5,
+        "until": paused["values"]["until"],
+        "how": "b",
+    }
+    assert paused["values"]["until"].endswith("Z")
+
+
+def test_a_refused_action_says_why_and_stays_open(visiting: Visiting) -> None:
+    performed = Performed()
+    with page_with(visiting, {}, _MODULES, performed.actions, operator="ada") as page:
+        page.open("#/plain").sees("Plain", "h1")
+        page.sees("ada", "#tools")
+        performed.error = InvalidOperationError("it is paused already")
+        page.read(_ASK)
+        page.find("dialog .danger", "Pause").click()
+        page.sees("it is paused already", ".problem")
+        assert page.find("dialog .danger").is_enabled()
+        page.tab.keyboard.press("Escape")
+        page.find("dialog").wait_for(state="detached")
+        page.read(_ASK.replace("pause", "nothing"))
+        page.sees("there is no action", "dialog")
+        page.excuse("status of 40[49]")
+
+
+def test_the_theme_is_kept(page: Visit) -> None:
+    page.open("#/plain").sees("Plain", "h1")
+    for theme in ("light", "dark"):
+        page.find("#theme").click()
+        assert page.read("document.documentElement.dataset.theme") == theme
+    page.tab.reload()
+    assert page.read("getComputedStyle(document.documentElement).colorScheme") == "dark"
+
+
+_ALL_PARTS = """
+import { h } from "../core/dom.js";
+import * as parts from "../core/parts.js";
+import * as charts from "../core/charts.js";
+import { table } from "../core/table.js";
+import { toast } from "../core/toasts.js";
+import { timeElement } from "../core/format.js";
+export const title = () => "All parts";
+export async function show(root, { tools }) {
+  const tones = ["good", "warn", "bad", "info", "run", "muted"];
+  const at = [0, 1, 2].map((m) => new Date(Date.UTC(2026, 0, 1, 10, m)).toISOString());
+  const rows = table({
+    label: "Commands", keyOf: (row) => row.id, link: (row) => "#/parts/" + row.id, selectable: true,
+    columns: [{ key: "id", label: "Id", narrow: "title" },
+      { key: "tone", label: "State", render: ({ tone }) => parts.tag(tone, tone) },
+      { key: "at", label: "At", render: () => timeElement(at[0]) },
+      { key: "text", label: "Error" }],
+  });
+  const text = "W".repeat(200) + "\\u202e<b>";
+  await rows.update(tones.map((tone) => ({ id: tone, tone, text })));
+  tools.append(parts.button("Pause", () => {}), parts.button("Go", () => {}, { tone: "primary" }),
+    parts.button("Cancel all", () => {}, { tone: "danger" }),
+    parts.button("Off", () => {}, { disabled: true }));
+  root.append(
+    parts.panel("Figures", h("div", { class: "numbers" }, tones.map((tone) =>
+      parts.figure(tone, "1,204", { tone, href: "#/parts" }))), parts.facts([["Name", "x"]]),
+      parts.choice("Span", [["hour", "Hour"], ["day", "Day"]], "hour", () => {})),
+    parts.panel("Charts", charts.sparkline([1, 2], { label: "in" }),
+      charts.lineChart([{ label: "in", values: [1, 2, 3] }], { label: "Rates", at }),
+      charts.bar(tones.map((tone) => ({ label: tone, value: 1, tone })), { label: "All" }),
+      charts.timeline([{ label: "ran", from: at[0], to: at[1] }], { label: "Times" })),
+    rows.element, h("p", { class: "note" }, "A note"), h("p", { class: "note note-bad" }, "A note"),
+    parts.payloadBlock({ text: '{"a": 1}', bytes: 8, cut: false }), parts.restrictedNote(),
+    parts.empty("Nothing", "Send one.", "bus.send()"));
+  toast("Done", { tone: "good", action: { label: "Undo", run() {} } });
+  toast("Failed", { tone: "bad" });
+  return { close() {} };
+}
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 380])
+def test_each_part_is_accessible(visiting: Visiting, scheme: Any, width: int) -> None:
+    performed = Performed()
+    performed.fields = _FIELDS
+    modules, actions = {"parts": _ALL_PARTS}, performed.actions
+    with page_with(visiting, {}, modules, actions, scheme=scheme, width=width) as page:
+        page.open("#/parts").sees("Nothing", "#view")
+        assert page.read("document.documentElement.scrollWidth") <= width
+        _assert_accessible(page)
+        page.read(_ASK)
+        page.sees("1,204 commands wait", "dialog")
+        _assert_accessible(page)
+
+
+def _assert_accessible(visit: Visit) -> None:
+    found = Axe().run(visit.tab)
+    assert found.violations_count == 0, found.generate_report()
