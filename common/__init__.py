@@ -10,6 +10,9 @@
     AddedSchedule, BreakerRecord,
     BreakerState, BreakerTerms,
     DeclaredBreaker, SetBreaker,
+    NodeRecord, NodeSeat, NodeSlot,
+    NodeSteward, NodeExit,
+    ExitedCommand, NodeCounters,
     Undecodable                         what a CommandBus returns
     HandlerRegistry, handler, Breaker   register handlers, and circuit breakers for their calls
     Command, Context                    what a handler gets
@@ -81,6 +84,13 @@ if TYPE_CHECKING:
     from cmdbus.producer.limits import DeclaredLimit as DeclaredLimit
     from cmdbus.producer.limits import LimitRecord as LimitRecord
     from cmdbus.producer.limits import SetLimit as SetLimit
+    from cmdbus.producer.node_records import ExitedCommand as ExitedCommand
+    from cmdbus.producer.node_records import NodeCounters as NodeCounters
+    from cmdbus.producer.node_records import NodeExit as NodeExit
+    from cmdbus.producer.node_records import NodeRecord as NodeRecord
+    from cmdbus.producer.node_records import NodeSeat as NodeSeat
+    from cmdbus.producer.node_records import NodeSlot as NodeSlot
+    from cmdbus.producer.node_records import NodeSteward as NodeSteward
     from cmdbus.producer.process_records import ProcessRecord as ProcessRecord
     from cmdbus.producer.process_records import ProcessStatus as ProcessStatus
     from cmdbus.producer.process_records import ProcessStep as ProcessStep
@@ -134,6 +144,15 @@ _NAMES = {
     "processes.process_manager": ["ProcessManager"],
     "producer.breakers": ["BreakerRecord", "DeclaredBreaker", "SetBreaker"],
     "producer.limits": ["DeclaredLimit", "LimitRecord", "SetLimit"],
+    "producer.node_records": [
+        "ExitedCommand",
+        "NodeCounters",
+        "NodeExit",
+        "NodeRecord",
+        "NodeSeat",
+        "NodeSlot",
+        "NodeSteward",
+    ],
     "producer.process_records": ["ProcessRecord", "ProcessStatus", "ProcessStep"],
     "producer.process_starts": ["ProcessRequest"],
     "reply": ["Reply"],

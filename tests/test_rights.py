@@ -54,6 +54,8 @@ SEEN_OF_BATCHES = [
     *("batch_id", "domain", "status", "total", "completed", "failed", "canceled"),
     *("in_troubleshooting", "remaining", "created_at", "started_at", "completed_at"),
 ]
+#: Columns of the table `published_node` without stacks.
+SEEN_OF_NODES = ["node", "name", "host", "published_at", "stopped", "state", "counters"]
 #: Rights on tables, columns, sequences and functions, by kind of role.
 RIGHTS = {
     "producer": {
@@ -117,6 +119,7 @@ RIGHTS = {
             *LIMIT_TABLES,
             *SCHEDULE_TABLES,
             *BREAKER_TABLES,
+            "published_node",
         ],
         "EXECUTE": [
             *("clear_limit", "set_limit"),
@@ -128,12 +131,13 @@ RIGHTS = {
             *("cancel_process", "retry_process", "signal_process"),
             *("reschedule", "resolve", "resolve_chunk", "notify", "wake"),
             *("explain", "explain_limits", "is_handled", "is_waiting"),
-            *("missing_tags", "unclaimed_priorities"),
+            *("missing_tags", "unclaimed_priorities", "is_gone", "watch_fleet"),
         ],
     },
     "monitor": {
         "EXECUTE": [
             *("explain", "explain_limits", "is_handled", "missing_tags", "unclaimed_priorities"),
+            *("is_gone", "watch_fleet"),
         ],
         "SELECT": [
             *("domain", "migration", "scheduled.domain", "scheduled.type"),
@@ -143,6 +147,7 @@ RIGHTS = {
             *[f"batch.{column}" for column in SEEN_OF_BATCHES],
             *[f"command.{column}" for column in SEEN],
             *[f"process.{column}" for column in SEEN_OF_PROCESSES],
+            *[f"published_node.{column}" for column in SEEN_OF_NODES],
             *[
                 f"{table}.{column}"
                 for table in ("limited", "ready")

@@ -40,6 +40,8 @@ from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.telemetry import FailedExecution, Telemetry
 from cmdbus.worker.standalone import node_of_one, telemetry_of_one
 from cmdbus.worker.steward.breaker_watch import BreakerWatch
+from cmdbus.worker.steward.exits import Exits
+from cmdbus.worker.steward.publish_round import PublishRound
 from cmdbus.worker.steward.steward import Steward, connect
 from cmdbus.worker.thread_pool import ThreadPool
 from cmdbus.worker.waiting.node_waiter import NodeWaiter, check_poll_interval
@@ -295,7 +297,10 @@ class Worker:
         )
         opened.callback(steward.stop, RELEASE_SECONDS)
         names = [each.name for each in self._registry.breakers()]
-        steward.start([BreakerWatch(node.board, self._statements, names).run])
+        name = self._statements.worker
+        publish = PublishRound(node, self._statements, Exits(), steward.listening.watched, name)
+        watch = BreakerWatch(node.board, self._statements, names)
+        steward.start([watch.run, publish.run], [publish.leave])
         return steward
 
 

@@ -23,6 +23,7 @@ from cmdbus.producer.connections import Connections, Pool
 from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
 from cmdbus.producer.explaining import Explaining
 from cmdbus.producer.ids import new_id
+from cmdbus.producer.nodes import Nodes
 from cmdbus.producer.operations import Operations
 from cmdbus.producer.processes import Processes
 from cmdbus.producer.records import (
@@ -54,6 +55,7 @@ class CommandBus(
     Processes,
     Operations,
     Explaining,
+    Nodes,
     ReadingRights,
     Senders,
 ):

@@ -48,6 +48,8 @@ class Attribution:
     seat: SeatView
     #: A sentence for the audit of the commands.
     why: str
+    #: Of the thread that crashed or hung; of all threads if that is not known.
+    stack: str = ""
     #: Losses that each command that had begun counts: 0 as if it had not run, SUSPECT_LOSSES
     #: make it run in quarantine.
     losses: Callable[[Claim], int] = lambda _: 1
@@ -70,6 +72,7 @@ def attribute(seat: SeatView, exit_record: ExitRecord, dump: str) -> Attribution
     return Attribution(
         seat=seat,
         why=why,
+        stack=stack,
         losses=_losses(exit_record),
         reason=STOPPED if exit_record.verdict is Verdict.LATE else None,
         causes=_causes(seat, exit_record, why, details),

@@ -44,6 +44,8 @@ class Listening(Listener):
         self.due_earlier = threading.Event()
         #: The same: some commands became ready that another node may claim.
         self.ready = threading.Event()
+        #: Set here, cleared when the node publishes its state: an operator watches the fleet.
+        self.watched = threading.Event()
         #: The same, for `run_round`: this session has ended, so that of the rounds may have, too.
         self._session_ended = threading.Event()
         #: For the two threads that count pauses: the listener's, and that of the rounds.
@@ -111,6 +113,7 @@ class Listening(Listener):
             # Notifications sent since the session before this one reached no session.
             with self._counting:
                 self._board.domain_pauses += 1
+            self.watched.set()
         # For the same reason; states may also have been read before the first session listened.
         self.count_breaker_change()
         self.due_earlier.set()
@@ -126,6 +129,9 @@ class Listening(Listener):
             self.ready.set()
         if any(channel.endswith("_due") for channel in channels):
             self.due_earlier.set()
+            self._node.steward_pipe.put()
+        if any(channel.endswith("_watch") for channel in channels):
+            self.watched.set()
             self._node.steward_pipe.put()
         if any(channel.endswith("_pause") for channel in channels):
             now = time.monotonic()

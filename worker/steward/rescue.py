@@ -35,6 +35,7 @@ from cmdbus.worker.claims.releasing import warn_of_release
 from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.claims.settlement import settle_one
 from cmdbus.worker.steward.attribution import Attribution, attribute, begun
+from cmdbus.worker.steward.exits import Exits
 
 logger = logging.getLogger(__name__)
 
@@ -212,6 +213,8 @@ class RescueRound:
     stacks: Path
     #: Called after each.
     rescued: Callable[[], None] = lambda: None
+    #: The exits that are shown to operators.
+    exits: Exits = field(default_factory=Exits)
     #: Monotonic times of the latest tries by index, of those that have not succeeded.
     _tried: dict[int, float] = field(default_factory=dict)
 
@@ -261,12 +264,15 @@ class RescueRound:
 
     def release(self, connection: Connection, seat: SeatView) -> Rescued:
         """Of a seat of any board; to be repeated until the sessions of its process have ended."""
-        if seat.incarnation is None:
-            return Rescued()  # It has never claimed.
         exit_record = seat.exit or _orphan_exit(seat)
         attribution = attribute(seat, exit_record, read_stacks(self.stacks / str(seat.index)))
-        rescued = rescue(connection, self.statements, self.registry, attribution)
+        rescued = Rescued()
+        if seat.incarnation is not None:  # It may have claimed.
+            rescued = rescue(connection, self.statements, self.registry, attribution)
         if rescued.sessions_ended:
+            charged = {fence_of(claim) for claim in rescued.charged}
+            self.exits.add(seat, exit_record, attribution.stack, charged, time.monotonic())
+        if rescued.sessions_ended and seat.incarnation is not None:
             name = "quarantine" if exit_record.quarantined else f"worker {seat.number}"
             logger.info("the commands of %s, pid %s: %s", name, seat.pid, rescued)
         return rescued

@@ -122,17 +122,19 @@ class Retention:
         return removed
 
     def remove_records(self, connection: Connection) -> int:
-        """Of workers and managed processes that ended long ago, of changes to domains, and of lanes
+        """Of workers, nodes and processes that ended long ago, of changes to domains, and of lanes
         that are empty; returns how many."""
         remove_workers = partial(self._remove_incarnations, connection)
         retain = partial(self._statements.value, connection, "retain_processes")
         remove_processes = partial(self._repeat, retain, _MAX_ROWS, until=0)
         remove_events = partial(self._statements.value, connection, "retain_domain_events")
+        remove_nodes = partial(self._statements.value, connection, "retain_nodes")
         retain_lanes = partial(self._statements.value, connection, "retain_lanes")
         remove_lanes = partial(self._repeat, retain_lanes, _MAX_ROWS, until=0)
         removed = self._attempt("old incarnations", remove_workers)
         removed += self._attempt("old processes", remove_processes)
         removed += self._attempt("lanes", remove_lanes)
+        removed += self._attempt("nodes that are gone", remove_nodes)
         return removed + self._attempt("old events of domains", remove_events)
 
     def sweep(self, connection: Connection) -> int:

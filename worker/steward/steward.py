@@ -13,6 +13,7 @@ worker runs it among its own threads.
     BreakerRound  lets processes read the states of breakers while no session listens
     BreakerWatch  logs when those of the app open and close, and ends deferrals after that
     Arming        asks senders for notifications while a worker waits
+    PublishRound  publishes the node's state for operators
 
 Each pass runs all rounds. A round that fails keeps no other one from running: all errors end in
 one place, with one warning and one pause, and the next pass tries again. Another thread ends a
@@ -107,6 +108,7 @@ class Steward:
         self.batches = BatchRound(statements)
         self._breakers = BreakerRound(self.listening, self.timers)
         self._rounds: list[Round] = []
+        self._leave: Sequence[Callable[[Connection], None]] = ()
         #: The monotonic time after which the current round is late; infinite between rounds.
         self.late_at = float("inf")
         #: The time since which no session can be opened; None while one is open.
@@ -118,8 +120,13 @@ class Steward:
         self.threads = [threading.Thread(target=self._run, name="steward", daemon=True)]
         self.threads.append(self.listening.thread)
 
-    def start(self, others: Sequence[Round] = ()) -> None:
-        """`others` run in addition to the rounds that every node needs."""
+    def start(
+        self,
+        others: Sequence[Round] = (),
+        leave: Sequence[Callable[[Connection], None]] = (),
+    ) -> None:
+        """`others` run in addition to the rounds that every node needs, `leave` at the stop."""
+        self._leave = leave
         # Leases before the others: claims of the dead can wait longer than leases of the living.
         rounds: list[Round] = [self.timers.run, self._schedules.run, self.batches.run]
         rounds += [self._breakers.run, self._arm]
@@ -237,6 +244,8 @@ class Steward:
 
     def _close(self, connection: Connection) -> float:
         self._statements.value(connection, "leave", node=self._statements.incarnation)
+        for leave in self._leave:
+            leave(connection)
         return 0.0
 
     def _renew(self, connection: Connection) -> float:

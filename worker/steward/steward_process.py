@@ -23,7 +23,9 @@ from cmdbus.settings import Settings
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.steward.breaker_watch import BreakerWatch
+from cmdbus.worker.steward.exits import Exits
 from cmdbus.worker.steward.maintenance import Maintenance
+from cmdbus.worker.steward.publish_round import PublishRound
 from cmdbus.worker.steward.rescue import RescueRound
 from cmdbus.worker.steward.stale_boards import StaleBoards
 from cmdbus.worker.steward.steward import ROUND_SECONDS, STATEMENT_SECONDS, Steward, connect
@@ -64,8 +66,11 @@ class StewardProcess:
             listen=settings.listen,
             register=self._register,
         )
-        hurry = self._steward.batches.hurry
-        self._rescue = RescueRound(node, self._statements, registry, stacks, hurry)
+        hurry, exits = self._steward.batches.hurry, Exits()
+        self._rescue = RescueRound(node, self._statements, registry, stacks, hurry, exits)
+        self._publish = PublishRound(
+            node, self._statements, exits, self._steward.listening.watched, settings.name
+        )
         self._stale_boards = StaleBoards(stacks.parent, settings.name, self._rescue.release)
         names = [each.name for each in registry.breakers()]
         self._breaker_watch = BreakerWatch(node.board, self._statements, names)
@@ -83,7 +88,8 @@ class StewardProcess:
 
     def run(self) -> Exit:
         statements.load()
-        self._steward.start([self._rescue.run, self._stale_boards.run, self._breaker_watch.run])
+        rounds = [self._rescue.run, self._stale_boards.run, self._breaker_watch.run]
+        self._steward.start([*rounds, self._publish.run], [self._publish.leave])
         self._watch()
         self._maintenance.stop()
         self._steward.stop()

@@ -115,7 +115,7 @@ GRANT SELECT ON
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
     {schema}.schedule, {schema}.schedule_declared, {schema}.schedule_added,
     {schema}.breaker, {schema}.breaker_declared, {schema}.breaker_set, {schema}.breaker_probe,
-    {schema}.breaker_event
+    {schema}.breaker_event, {schema}.published_node
     TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.cancel_limited,
@@ -129,7 +129,7 @@ GRANT EXECUTE ON FUNCTION
     {schema}.cancel_process, {schema}.retry_process, {schema}.signal_process,
     {schema}.wake, {schema}.notify, {schema}.domain_bit, {schema}.is_handled,
     {schema}.is_waiting, {schema}.explain, {schema}.explain_limits, {schema}.missing_tags,
-    {schema}.unclaimed_priorities TO {role};
+    {schema}.unclaimed_priorities, {schema}.is_gone, {schema}.watch_fleet TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed TO {role};
 
 -- name: grant_monitor
@@ -156,6 +156,8 @@ GRANT SELECT (name, terms, app, paused, counts_from, next_tick, check_at, last_t
               last_command_id, left_out, left_out_at, last_error) ON {schema}.schedule TO {role};
 GRANT SELECT (name, app, terms, declared_at) ON {schema}.schedule_declared TO {role};
 GRANT SELECT (name, terms, operator, reason, added_at) ON {schema}.schedule_added TO {role};
+GRANT SELECT (node, name, host, published_at, stopped, state, counters)
+    ON {schema}.published_node TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.is_handled, {schema}.explain, {schema}.explain_limits, {schema}.missing_tags,
-    {schema}.unclaimed_priorities TO {role};
+    {schema}.unclaimed_priorities, {schema}.is_gone, {schema}.watch_fleet TO {role};

@@ -10,6 +10,7 @@ LISTEN {channel}_ready;
 LISTEN {channel}_due;
 LISTEN {channel}_pause;
 LISTEN {channel}_breaker;
+LISTEN {channel}_watch;
 
 -- name: read_timers
 -- Seconds until the first scheduled command is due, not positive while another session has locked

@@ -1,0 +1,17 @@
+-- What nodes have published.
+
+-- name: read_fleet
+-- By name and host, nodes that are gone last.
+SELECT n.node, n.name, n.host, n.published_at, g.gone, n.stopped, n.state
+FROM {schema}.published_node n, LATERAL {schema}.is_gone(n.stopped, n.published_at) g (gone)
+ORDER BY g.gone, n.name, n.host, n.node
+LIMIT 500;
+
+-- name: read_fleet_counters
+SELECT n.node, n.published_at, n.counters
+FROM {schema}.published_node n
+WHERE NOT {schema}.is_gone(n.stopped, n.published_at)
+LIMIT 500;
+
+-- name: read_stacks
+SELECT n.stacks FROM {schema}.published_node n WHERE n.node = %(node)s;
