@@ -90,6 +90,16 @@ def test_data_is_edited_as_text_that_keeps_long_numbers(dsn: str, bus: CommandBu
     assert found(bus, id_).data is None
 
 
+def test_edited_data_may_be_as_long_as_any(dsn: str, bus: CommandBus) -> None:
+    [id_] = troubled(bus, dsn)
+    body = {"target": one(id_), "values": {"data": '"' + '\\"' * 500_000 + '"'}}
+    page = application(bus)
+    assert ask(page, "/api/preview/retry", method="POST", body=body).status == 200
+    assert ask(page, "/api/preview/pause", method="POST", body=body).status == 413
+    body["values"] = {"data": "x" * 5_000_000}
+    assert ask(page, "/api/preview/retry", method="POST", body=body).status == 413
+
+
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [

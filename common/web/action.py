@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cmdbus.producer.bus import CommandBus
+from cmdbus.web.request import BODY_BYTES
 
 #: What the page sends: {"target": {...}, "values": {...}, "reason": "..."}.
 Body = Mapping[str, Any]
@@ -17,3 +18,5 @@ class Action:
     preview: Callable[[CommandBus, Body], Mapping[str, Any]]
     #: Of the bus, the body and the operator's name: done, count, undo, undone.
     perform: Callable[[CommandBus, Body, str], Mapping[str, Any]]
+    #: Of a request, at most.
+    body_bytes: int = BODY_BYTES

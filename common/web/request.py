@@ -6,8 +6,9 @@ from typing import Any, BinaryIO
 
 from cmdbus.web.query import BadQuery
 
-#: Bytes of a body, at most; those of actions with edited data are longer.
+#: Bytes of a body, at most; and of one with edited data, which is JSON in JSON.
 BODY_BYTES = 64 * 1024
+LONG_BODY_BYTES = 4 * 1024**2
 _NO_OBJECT = "the body must be a JSON object"
 
 

@@ -121,7 +121,7 @@ class Application:
         action = self._actions.get(name)
         if action is None:
             raise NotFound(f"there is no action {name!r}")
-        body = request.json()
+        body = request.json(action.body_bytes)
         if what == "preview":
             return json_response(action.preview(self._bus, body))
         operator = body.get("operator") or self._operator

@@ -15,6 +15,7 @@ from cmdbus.producer.records import CommandRecord, Status
 from cmdbus.web.action import Action, Body
 from cmdbus.web.actions.answers import FOR_GOOD, commands, done, field, preview
 from cmdbus.web.actions.order import Order
+from cmdbus.web.request import LONG_BODY_BYTES
 
 #: Commands that are named one by one, at most.
 MAX_NAMED = 1000
@@ -269,6 +270,7 @@ def _action(name: str, verb: Verb) -> Action:
         name,
         lambda bus, body: _preview(bus, body, verb),
         lambda bus, body, operator: _perform(bus, body, operator, verb),
+        body_bytes=LONG_BODY_BYTES,
     )
 
 

@@ -12,8 +12,9 @@ class ServerSettings:
     #: That run the application.
     threads: int = 16
     head_bytes: int = 16 * 1024
-    #: Of one body; and of all that are received at the same time.
-    body_bytes: int = 64 * 1024
+    #: Of one body, which the application bounds more closely; and of all that are received at the
+    #: same time.
+    body_bytes: int = 4 * 1024**2
     all_bodies_bytes: int = 64 * 1024**2
     #: Seconds, in all, for a client to send a head, to send a body, and to take a response.
     head_seconds: float = 10.0
