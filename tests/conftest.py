@@ -32,6 +32,8 @@ from guarded import Guarded, guarded_server
 from leftovers import assert_soon_empty, children, names_in, open_files
 from psycopg.sql import SQL, Identifier, Literal
 from queries import keeping
+from shop_days import shop as shop
+from shop_days import shop_template as shop_template
 from stewards import Steward, stewarding
 from visits import browser as browser
 from visits import visiting as visiting

@@ -1,6 +1,7 @@
 """What a browser reports of a page fails the visit."""
 
 import pytest
+from eventually import eventually
 from visits import Visiting
 
 pytestmark = pytest.mark.long
@@ -40,3 +41,16 @@ def test_a_visit_of_a_quiet_page_says_what_the_page_shows(visiting: Visiting) ->
         assert visit.read("matchMedia('(prefers-color-scheme: dark)').matches")
         with pytest.raises(AssertionError, match="none of 'away'"):
             visit.excuse("away")
+
+
+def test_a_visit_measures_what_a_user_would_notice(visiting: Visiting) -> None:
+    body = """<!doctype html><title>Fleet</title><div id="late"></div><p>below</p><input>
+        <script>setTimeout(() => { late.style.height = "300px";
+          const end = performance.now() + 120; while (performance.now() < end); }, 50)</script>"""
+    with visiting(_PAGE) as visit:
+        visit.tab.route("**/*", lambda route: route.fulfill(body=body, content_type="text/html"))
+        visit.open()
+        eventually(visit.shifts)
+        assert max(visit.long_tasks()) > 100
+        assert visit.first_paint() > 0
+        assert any("label" in text for text in visit.barriers())

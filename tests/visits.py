@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
@@ -16,6 +17,21 @@ if TYPE_CHECKING:
 
 #: The browser starts and draws on a machine that is busy with other tests.
 _WITHIN_MS = 15_000
+#: Counts what the user would notice, from the first moment of the document on.
+_OBSERVERS = """
+window.observed = {shifts: [], longTasks: []};
+new PerformanceObserver(list => list.getEntries().forEach(entry => {
+  const moved = entry.sources.map(source => source.node?.outerHTML?.slice(0, 120));
+  if (!entry.hadRecentInput) observed.shifts.push([entry.value, ...moved]);
+})).observe({type: "layout-shift", buffered: true});
+new PerformanceObserver(list => list.getEntries().forEach(entry =>
+  observed.longTasks.push(entry.duration)
+)).observe({type: "longtask", buffered: true});
+"""
+_AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+_AXE = """rules => axe.run(document, {runOnly: rules, resultTypes: ["violations"]}).then(found =>
+  found.violations.map(({id, help, nodes}) =>
+    [id, help, ...nodes.map(node => `${node.target} ${node.failureSummary}`)].join("\\n  ")))"""
 _OF_NO_HOST = ("data:", "blob:")
 
 Visiting = Callable[..., AbstractContextManager["Visit"]]
@@ -30,6 +46,7 @@ class Visit:
         #: Errors, requests for another host, and what the Content-Security-Policy refuses, which
         #: the browser reports as an error.
         self.complaints: list[str] = []
+        tab.add_init_script(_OBSERVERS)
         tab.on("console", self._note_message)
         tab.on("pageerror", lambda error: self.complaints.append(f"exception: {error}"))
         tab.on("request", self._note_request)
@@ -59,9 +76,45 @@ class Visit:
         except (AssertionError, TimeoutError) as error:
             raise AssertionError(f"{error}\n{self.complaints}") from error
 
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.tab.keyboard.press(key)
+
+    def background(self) -> str:
+        return str(self.read("getComputedStyle(document.body).backgroundColor"))
+
+    def text(self, selector: str) -> str:
+        return self.find(selector).inner_text()
+
+    def settles(self) -> None:
+        """Until what the view asked for has come, and two frames have been drawn."""
+        self.tab.wait_for_function("!document.querySelector('[aria-busy=true]')")
+        self.read("() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))")
+
     def read(self, script: str, argument: object = None) -> Any:
         """The value of an expression or function of JavaScript in the page."""
         return self.tab.evaluate(script, argument)
+
+    def shifts(self) -> list[object]:
+        """How far its layout has jumped by itself, and what has."""
+        return list(self.read("observed.shifts"))
+
+    def long_tasks(self) -> list[float]:
+        """Milliseconds of each that took more than 50."""
+        return list(self.read("observed.longTasks"))
+
+    def first_paint(self) -> float:
+        """Milliseconds from the navigation to the first content."""
+        script = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+        self.tab.wait_for_function(script)
+        return float(self.read(script))
+
+    def barriers(self) -> list[str]:
+        """What keeps people from using the page, by axe."""
+        if not self.read("'axe' in window"):
+            axe = resources.files("axe_playwright_python") / "axe.min.js"
+            self.read(axe.read_text(encoding="utf-8"))
+        return list(self.read(_AXE, _AXE_RULES))
 
     def excuse(self, pattern: str) -> None:
         """Complaints that are expected, of which there is one at least."""
