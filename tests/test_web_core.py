@@ -281,6 +281,7 @@ def test_a_chart_says_its_figures_by_keys_and_as_a_table(page: Visit) -> None:
     page.tab.keyboard.press("ArrowLeft")
     page.sees("10:01 · in \u2013 · out 5", ".readout")
     page.find("summary", "Figures").click()
+    page.sees("10:02", "tbody")
     assert page.tab.get_by_role("row").all_inner_texts() == [
         *["Time\tin\tout", "10:00\t1\t4", "10:01\t\u2013\t5", "10:02\t3\t6"],
     ]

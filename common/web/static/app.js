@@ -4,7 +4,7 @@ import { ApiError, readSession } from "./core/api.js";
 import { hideTip } from "./core/charts.js";
 import { h, replace } from "./core/dom.js";
 import { register } from "./core/keys.js";
-import { configure } from "./core/live.js";
+import { configure, onState } from "./core/live.js";
 import { link, parse } from "./core/router.js";
 import { listenToAll, mark, rename, start } from "./core/shell.js";
 
@@ -133,7 +133,7 @@ function restore({ scroll, selector }) {
 }
 
 const ADVICE = {
-  401: "Reload the page to sign in again.",
+  401: "The page goes on where it was after you have signed in.",
   403: "This page may not show it: its role or its database role does not allow it.",
   404: "It does not exist, or it has been removed since.",
 };
@@ -144,7 +144,8 @@ function fail(error, view) {
   const missing = error instanceof TypeError && /import|module/i.test(error.message);
   if (!(error instanceof ApiError) && !missing) reportError(error);
   const sentence = error instanceof ApiError ? error.message : missing ? `The view “${view}” could not be loaded.` : "The page itself failed: its console says why.";
-  const again = h("button", { type: "button", class: "primary", on: { click: route } }, "Try again");
+  const signedOut = error.status === 401;
+  const again = h("button", { type: "button", class: "primary", on: { click: () => (signedOut ? location.reload() : route()) } }, signedOut ? "Sign in" : "Try again");
   const box = h("div", { class: "card problem-box", role: "alert" },
     h("h2", null, error.away ? "PostgreSQL is away" : error.offline ? "Offline" : "Not shown"),
     h("p", null, sentence),
@@ -156,6 +157,12 @@ function fail(error, view) {
   setTimeout(() => mine === turn && route(), AGAIN);
 }
 
+// A session that began without PostgreSQL does not know what its role may read.
+onState(({ state }) => {
+  if (state !== "live" || !session?.away) return;
+  session = null;
+  route();
+});
 addEventListener("hashchange", route);
 listenToAll();
 route();

@@ -62,12 +62,24 @@ export function recent(path) {
   return performance.now() - at < 2000 ? value : undefined;
 }
 
-const post = (path, body) =>
-  request(path, {
-    method: "POST",
-    headers: { "Content-Type": "application/json", "X-CSRF-Token": csrf ?? "" },
-    body: JSON.stringify(body),
-  });
+async function post(path, body) {
+  const send = () =>
+    request(path, {
+      method: "POST",
+      headers: { "Content-Type": "application/json", "X-CSRF-Token": csrf ?? "" },
+      body: JSON.stringify(body),
+    });
+  const before = csrf;
+  try {
+    return await send();
+  } catch (error) {
+    // A server that was started again has other tokens, of which the page has not heard.
+    if (error.status !== 403) throw error;
+    await readSession();
+    if (csrf === before) throw error;
+    return send();
+  }
+}
 
 /** What an action would touch, without touching it. */
 export const preview = (name, body) => post("preview/" + encodeURIComponent(name), body);
@@ -75,8 +87,8 @@ export const preview = (name, body) => post("preview/" + encodeURIComponent(name
 /** Performs an action: {done, count, undo, undone}. */
 export const act = (name, body) => post("actions/" + encodeURIComponent(name), body);
 
-/** Signs out, where there is a sign-in. */
-export const post_form = (path) => post(path, {});
+/** Ends the session, where there is a sign-in. */
+export const signOut = () => post("sign-out", {});
 
 /** Who is here and may do what; keeps the token that actions send. */
 export async function readSession() {

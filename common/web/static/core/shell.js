@@ -1,14 +1,18 @@
 // The frame around the views: navigation, state of the live values, theme, operator, help.
 
+import { signOut } from "./api.js";
 import { askOperator, openDialog, operatorName, useSession } from "./dialog.js";
 import { h, replace, setText } from "./dom.js";
 import { clock, duration, now, tick } from "./format.js";
 import { listed, listen, register } from "./keys.js";
 import { onState } from "./live.js";
+import { toast } from "./toasts.js";
 
 const THEMES = { system: "light", light: "dark", dark: "system" };
 const PARENTS = { command: "commands", batch: "batches", process: "processes", domain: "overview", history: "overview" };
 const GO = { o: "overview", f: "fleet", c: "commands", t: "troubleshooting", b: "batches", p: "processes", l: "limits", r: "breakers", s: "schedules" };
+
+const NAMELESS = "Your name …";
 
 const byId = (id) => document.getElementById(id);
 
@@ -16,14 +20,21 @@ const byId = (id) => document.getElementById(id);
 export function start(session) {
   useSession(session);
   setText(byId("where"), [session.database, session.schema].filter(Boolean).join(" / "));
-  const operator = h("button", { type: "button", class: "plain", title: "The operator's name in the audit trail", on: { click: askOperator } });
-  const named = () => setText(operator, operatorName() || "Your name …");
-  named();
-  document.addEventListener("operator", named);
+  const operator = h("button", { id: "operator-name", type: "button", class: "plain", title: "The operator's name in the audit trail", on: { click: askOperator } }, operatorName() || NAMELESS);
   replace(byId("tools"),
     session.acts ? (session.user ? h("span", { class: "name" }, session.user) : operator) : h("span", { class: "tag", title: "This page can only show" }, session.user ?? null, session.user ? " · " : null, "viewer"),
+    session.signs_out && h("button", { type: "button", class: "plain", on: { click: leave } }, "Sign out"),
     themeButton(),
     h("button", { type: "button", class: "plain", "aria-label": "Keys and help", title: "Keys and help (?)", on: { click: help } }, "?"));
+}
+
+async function leave() {
+  try {
+    await signOut();
+    location.reload();
+  } catch (error) {
+    toast(error.message, { tone: "bad" });
+  }
 }
 
 /** Starts keys and the state of the header: once, before the session is known. */
@@ -43,6 +54,7 @@ export function listenToAll() {
     event.preventDefault();
     byId("main").focus();
   });
+  document.addEventListener("operator", ({ detail }) => setText(byId("operator-name"), detail || NAMELESS));
   showState();
   setInterval(() => document.hidden || tick(), 1000);
 }
