@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def pages() -> list[Path]:
-    rooms = ROOT / "common" / "processes" / "README.md", ROOT / "worker" / "django" / "README.md"
-    found = [*ROOT.glob("[a-z]*/README.md"), *rooms]
+    rooms = ("common/processes", "common/web", "worker/django")
+    found = [*ROOT.glob("[a-z]*/README.md"), *(ROOT / room / "README.md" for room in rooms)]
     return [ROOT / "README.md", *sorted(found)]
 
 
