@@ -4,6 +4,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 import psycopg
@@ -54,6 +55,7 @@ SELECT CASE WHEN relname LIKE 'finished%' THEN 'finished' ELSE relname::text END
     sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint
 FROM pg_stat_xact_user_tables WHERE schemaname = 'cmdbus' GROUP BY 1"""
 _CONDITIONS = dict.fromkeys(("status", "name", "since", "until")) | {"limit": 10, "offset": 0}
+_POSITION = {"domain": None, "batch_id": None, "after": datetime.now(UTC), "after_id": uuid4()}
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
@@ -70,6 +72,15 @@ _CONDITIONS = dict.fromkeys(("status", "name", "since", "until")) | {"limit": 10
             },
         ),
         (
+            "page_batches",
+            _CONDITIONS | _POSITION,
+            {
+                "batch_state": {"batch_state_newest"},
+                "tally": {"tally_pkey"},
+                "troubleshooting": {"troubleshooting_batch"},
+            },
+        ),
+        (
             "query_batches",
             _CONDITIONS,
             {
@@ -79,7 +90,7 @@ _CONDITIONS = dict.fromkeys(("status", "name", "since", "until")) | {"limit": 10
             },
         ),
     ],
-    ids=["get", "list"],
+    ids=["get", "page", "list"],
 )
 def test_looks_at_batches_use_indexes(
     dsn: str, name: str, values: dict[str, object], indexes: dict[str, set[str]], analyzed: bool

@@ -1,6 +1,7 @@
 """`cmdbus process`, and what queries about processes read."""
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -161,7 +162,8 @@ QUERY = {
     **dict.fromkeys(("domain", "status", "type", "batch_id", "since", "until")),
     **{"unfinished": False, "limit": 10, "offset": 0},
 }
-BY_ID = {"process_id": uuid4()}
+BY_ID = {"process_id": uuid4(), "latest": None}
+POSITION = {"process_id": None, "after": datetime.now(UTC), "after_id": uuid4()}
 
 
 @pytest.mark.parametrize(
@@ -170,12 +172,13 @@ BY_ID = {"process_id": uuid4()}
         ("read_process", BY_ID),
         ("query_processes", QUERY),
         ("query_processes", {**QUERY, "unfinished": True, "status": "WAITING_FOR_TSQ"}),
+        ("page_processes", QUERY | POSITION),
         ("read_process_steps", BY_ID),
         ("read_process_audit", BY_ID),
         ("read_undoable", BY_ID),
         ("count_processes", {}),
     ],
-    ids=["get", "query", "unfinished", "steps", "audit", "undoable", "metrics"],
+    ids=["get", "query", "unfinished", "page", "steps", "audit", "undoable", "metrics"],
 )
 def test_queries_about_processes_read_no_whole_table(
     dsn: str, bus: CommandBus, name: str, values: dict[str, object]

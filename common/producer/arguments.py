@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cmdbus.checks import check_operator, check_text
+from cmdbus.checks import check_operator, check_text, check_whole
 
 
 class _NotGiven:
@@ -20,3 +20,8 @@ def check_remark(operator: str | None, reason: str | None) -> dict[str, object]:
         "operator": None if operator is None else check_operator(operator),
         "reason": check_text("reason", reason),
     }
+
+
+def check_latest(latest: int | None) -> int | None:
+    """How many of the latest events are read; None: all."""
+    return None if latest is None else check_whole("latest", latest, 1)

@@ -5,15 +5,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from cmdbus.breakers import COLUMNS, BreakerState, BreakerTerms, check_terms
-from cmdbus.checks import check_name
+from cmdbus.checks import check_name, check_whole
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.arguments import NOT_GIVEN, check_remark
 from cmdbus.producer.connections import Connections
-from cmdbus.producer.records import AuditEvent
+from cmdbus.producer.records import AuditEvent, filled
 from cmdbus.producer.refusals import Refusals
 
 _REFUSALS = Refusals(
@@ -177,6 +177,16 @@ class BreakerOperations:
         if not found and name not in (names := self._names(connection)):
             raise _REFUSALS.unknown_error(name, names)
         return found
+
+    def audits(
+        self, latest: int = 50, *, connection: CallersConnection | None = None
+    ) -> dict[str, "list_[AuditEvent]"]:
+        """The `latest` so many changes of each breaker by its name, oldest first, as `audit` has
+        them."""
+        count = check_whole("latest", latest, 1, 1000)
+        rows = self._connections.rows(connection, "read_latest_of_breakers", latest=count)
+        groups = groupby(rows, key=itemgetter(0))
+        return {name: [filled(AuditEvent, row[1:]) for row in group] for name, group in groups}
 
     def _steer(
         self,

@@ -25,6 +25,7 @@ from cmdbus.producer.explaining import Explaining
 from cmdbus.producer.ids import new_id
 from cmdbus.producer.nodes import Nodes
 from cmdbus.producer.operations import Operations
+from cmdbus.producer.pages import Pages
 from cmdbus.producer.processes import Processes
 from cmdbus.producer.records import (
     AuditEvent,
@@ -56,6 +57,7 @@ class CommandBus(
     Operations,
     Explaining,
     Nodes,
+    Pages,
     ReadingRights,
     Senders,
 ):

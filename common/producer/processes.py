@@ -7,7 +7,7 @@ from uuid import UUID
 from cmdbus.checks import check_id, check_operator, check_text, check_whole
 from cmdbus.errors import InvalidOperationError, ProcessNotFoundError
 from cmdbus.integrations.callers_connection import CallersConnection
-from cmdbus.producer.arguments import check_remark
+from cmdbus.producer.arguments import check_latest, check_remark
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.process_records import ProcessRecord, ProcessStatus, ProcessStep
@@ -102,20 +102,29 @@ class Processes:
         return self._connections.records(ProcessRecord, connection, "query_processes", **conditions)
 
     def process_steps(
-        self, process_id: UUID | str, *, connection: CallersConnection | None = None
+        self,
+        process_id: UUID | str,
+        *,
+        latest: int | None = None,
+        connection: CallersConnection | None = None,
     ) -> list[ProcessStep]:
-        """The commands that the process `process_id` has sent, oldest first, compensations
-        among them."""
-        values = {"process_id": check_id("process_id", process_id)}
+        """The commands that the process `process_id` has sent, or so many of the `latest`, oldest
+        first, compensations among them."""
+        values = {"process_id": check_id("process_id", process_id), "latest": check_latest(latest)}
         return self._connections.records(ProcessStep, connection, "read_process_steps", **values)
 
     def process_audit(
-        self, process_id: UUID | str, *, connection: CallersConnection | None = None
+        self,
+        process_id: UUID | str,
+        *,
+        latest: int | None = None,
+        connection: CallersConnection | None = None,
     ) -> list[AuditEvent]:
-        """What happened to the process `process_id`, oldest first: STARTED, SENT and RECEIVED for
-        each step, COMPENSATION_SENT and COMPENSATION_RECEIVED, SIGNALED, DEADLINE,
-        SIGNAL_SENT, CANCEL_REQUESTED and RETRIED by operators, and its last status."""
-        values = {"process_id": check_id("process_id", process_id)}
+        """What happened to the process `process_id`, or so many of the `latest` events, oldest
+        first: STARTED, SENT and RECEIVED for each step, COMPENSATION_SENT and
+        COMPENSATION_RECEIVED, SIGNALED, DEADLINE, SIGNAL_SENT, CANCEL_REQUESTED and RETRIED by
+        operators, and its last status."""
+        values = {"process_id": check_id("process_id", process_id), "latest": check_latest(latest)}
         return self._connections.records(AuditEvent, connection, "read_process_audit", **values)
 
     def cancel_process(

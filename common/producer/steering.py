@@ -13,7 +13,7 @@ from cmdbus.checks import (
 )
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.priorities import check_priority
-from cmdbus.producer.arguments import NOT_GIVEN, check_remark
+from cmdbus.producer.arguments import NOT_GIVEN, check_latest, check_remark
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.domains import check_settings
 from cmdbus.producer.records import AuditEvent
@@ -228,11 +228,16 @@ class Steering:
         self._configure(domain, {"paused": False}, check_remark(operator, reason), connection)
 
     def domain_audit(
-        self, domain: str, *, connection: CallersConnection | None = None
+        self,
+        domain: str,
+        *,
+        latest: int | None = None,
+        connection: CallersConnection | None = None,
     ) -> list[AuditEvent]:
-        """Pauses, resumptions and changes of settings of `domain`, oldest first; the message is
-        the reason. Calls that changed nothing and named no operator are not recorded."""
-        values = {"domain": check_name("domain", domain)}
+        """Pauses, resumptions and changes of settings of `domain`, or so many of the `latest`,
+        oldest first; the message is the reason. Calls that changed nothing and named no operator
+        are not recorded."""
+        values = {"domain": check_name("domain", domain), "latest": check_latest(latest)}
         return self._connections.records(AuditEvent, connection, "read_domain_audit", **values)
 
     def _configure(

@@ -17,6 +17,37 @@ WHERE (%(status)s::text IS NULL OR status = %(status)s)
 ORDER BY created_at DESC, batch_id DESC
 LIMIT %(limit)s OFFSET %(offset)s;
 
+-- name: page_batches
+-- The newest first, behind a position, without data.
+SELECT batch_id, domain, name, NULL AS data, status, total, completed, failed, canceled,
+    in_troubleshooting, remaining, created_at, started_at, completed_at
+FROM {schema}.batch
+WHERE (%(batch_id)s::uuid IS NULL OR batch_id = %(batch_id)s)
+    AND (%(status)s::text IS NULL OR status = %(status)s)
+    AND (%(domain)s::text IS NULL OR domain = %(domain)s)
+    AND (%(name)s::text IS NULL OR name = %(name)s)
+    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
+    AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
+    AND (%(after)s::timestamptz IS NULL OR created_at <= %(after)s
+         AND (created_at, batch_id) < (%(after)s, %(after_id)s::uuid))
+ORDER BY created_at DESC, batch_id DESC
+LIMIT %(limit)s;
+
+-- name: page_batches_for_monitors
+-- The same without names, which monitors cannot read.
+SELECT batch_id, domain, NULL AS name, NULL AS data, status, total, completed, failed, canceled,
+    in_troubleshooting, remaining, created_at, started_at, completed_at
+FROM {schema}.batch
+WHERE (%(batch_id)s::uuid IS NULL OR batch_id = %(batch_id)s)
+    AND (%(status)s::text IS NULL OR status = %(status)s)
+    AND (%(domain)s::text IS NULL OR domain = %(domain)s)
+    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
+    AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
+    AND (%(after)s::timestamptz IS NULL OR created_at <= %(after)s
+         AND (created_at, batch_id) < (%(after)s, %(after_id)s::uuid))
+ORDER BY created_at DESC, batch_id DESC
+LIMIT %(limit)s;
+
 -- name: query_batch_commands
 -- The last sent first.
 WITH keys AS MATERIALIZED (

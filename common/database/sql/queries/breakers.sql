@@ -33,6 +33,18 @@ ORDER BY name, at DESC;
 SELECT at, kind, NULL AS attempt, NULL AS worker, operator, NULL AS code, message, details::text
 FROM {schema}.breaker_event WHERE breaker = %(name)s ORDER BY id;
 
+-- name: read_latest_of_breakers
+-- The latest events of each breaker.
+SELECT b.name::text, e.at, e.kind, NULL AS attempt, NULL AS worker, e.operator, NULL AS code,
+    e.message, e.details::text
+FROM {schema}.breaker b, LATERAL (
+    SELECT * FROM {schema}.breaker_event v
+    WHERE v.breaker = b.name::text
+    ORDER BY v.id DESC
+    LIMIT %(latest)s
+) e
+ORDER BY b.name, e.id;
+
 -- name: count_breakers
 -- The state of each: 0 is CLOSED, 1 HALF_OPEN, 2 OPEN.
 SELECT name::text, CASE state WHEN 'CLOSED' THEN 0 WHEN 'HALF_OPEN' THEN 1 ELSE 2 END

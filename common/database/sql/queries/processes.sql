@@ -46,24 +46,65 @@ WHERE (%(domain)s::text IS NULL OR domain = %(domain)s)
 ORDER BY created_at DESC, process_id DESC
 LIMIT %(limit)s OFFSET %(offset)s;
 
+-- name: page_processes
+-- The newest first, behind a position, without states.
+SELECT process_id, domain, type, status, step, NULL AS state, error, batch_id, created_at,
+    updated_at, finished_at
+FROM {schema}.process
+WHERE (%(process_id)s::uuid IS NULL OR process_id = %(process_id)s)
+    AND (%(domain)s::text IS NULL OR domain = %(domain)s)
+    AND (%(type)s::text IS NULL OR type = %(type)s)
+    AND (%(status)s::text IS NULL OR status = %(status)s)
+    AND (%(batch_id)s::uuid IS NULL OR batch_id = %(batch_id)s)
+    AND (NOT %(unfinished)s::boolean OR finished_at IS NULL)
+    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
+    AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
+    AND (%(after)s::timestamptz IS NULL OR created_at <= %(after)s
+         AND (created_at, process_id) < (%(after)s, %(after_id)s::uuid))
+ORDER BY created_at DESC, process_id DESC
+LIMIT %(limit)s;
+
+-- name: page_processes_for_monitors
+-- The same without errors, which monitors cannot read.
+SELECT process_id, domain, type, status, step, NULL AS state, NULL AS error, batch_id, created_at,
+    updated_at, finished_at
+FROM {schema}.process
+WHERE (%(process_id)s::uuid IS NULL OR process_id = %(process_id)s)
+    AND (%(domain)s::text IS NULL OR domain = %(domain)s)
+    AND (%(type)s::text IS NULL OR type = %(type)s)
+    AND (%(status)s::text IS NULL OR status = %(status)s)
+    AND (%(batch_id)s::uuid IS NULL OR batch_id = %(batch_id)s)
+    AND (NOT %(unfinished)s::boolean OR finished_at IS NULL)
+    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
+    AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
+    AND (%(after)s::timestamptz IS NULL OR created_at <= %(after)s
+         AND (created_at, process_id) < (%(after)s, %(after_id)s::uuid))
+ORDER BY created_at DESC, process_id DESC
+LIMIT %(limit)s;
+
 -- name: read_process_steps
--- While a step is awaited its error is that of its command.
+-- The latest ones. While a step is awaited its error is that of its command.
 SELECT s.number, s.step, s.undoes, s.domain, s.type, s.command_id, s.sent_at, s.received_at,
     s.deadline_at, s.outcome,
     coalesce(s.error, CASE WHEN s.outcome IS NULL THEN c.error_code || ': ' || c.error_message END),
     s.undone, coalesce(c.status, b.status), c.attempts
-FROM {schema}.process_step s
+FROM (
+    SELECT * FROM {schema}.process_step
+    WHERE process_id = %(process_id)s
+    ORDER BY number DESC
+    LIMIT %(latest)s::bigint
+) s
 LEFT JOIN LATERAL (
     SELECT c.status, c.attempts, c.error_code, c.error_message FROM {schema}.command c
     WHERE c.domain = s.domain AND c.command_id = s.command_id
     LIMIT 1) c ON true
 LEFT JOIN {schema}.batch_state b ON b.batch_id = s.command_id
-WHERE s.process_id = %(process_id)s
 ORDER BY s.number;
 
 -- name: read_process_audit
+-- The latest events.
 SELECT at, kind, NULL::integer AS attempt, NULL AS worker, operator, code, message, details::text
-FROM (
+FROM (SELECT * FROM (
     SELECT created_at AS at, 0 AS rank, 0::bigint AS id, 'STARTED' AS kind, NULL AS operator,
         NULL AS code, NULL AS message, json_build_object('type', type, 'domain', domain) AS details
     FROM {schema}.managed_process WHERE process_id = %(process_id)s
@@ -88,7 +129,9 @@ FROM (
     SELECT finished_at, 3, 0, status, NULL, NULL, error, NULL
     FROM {schema}.managed_process
     WHERE process_id = %(process_id)s AND finished_at IS NOT NULL
-) audit
+) events
+ORDER BY at DESC, rank DESC, id DESC
+LIMIT %(latest)s::bigint) audit
 ORDER BY at, rank, id;
 
 -- name: count_processes

@@ -100,8 +100,15 @@ FROM (
 ORDER BY at, rank, id;
 
 -- name: read_domain_audit
+-- The latest events.
 SELECT at, kind, NULL AS attempt, NULL AS worker, operator, NULL AS code, message, details::text
-FROM {schema}.domain_event WHERE domain = %(domain)s ORDER BY id;
+FROM (
+    SELECT * FROM {schema}.domain_event
+    WHERE domain = %(domain)s
+    ORDER BY id DESC
+    LIMIT %(latest)s::bigint
+) latest
+ORDER BY id;
 
 -- name: read_trouble
 -- The newest first. The reason is that of the event that recorded the move.

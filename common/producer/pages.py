@@ -1,0 +1,151 @@
+"""Pages of batches and processes, for operators: each goes on behind the last record of the one
+before, however many there are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from cmdbus.checks import check_id, check_text, check_whole, shown
+from cmdbus.errors import InvalidOperationError
+from cmdbus.integrations.callers_connection import CallersConnection
+from cmdbus.producer.connections import Connections
+from cmdbus.producer.process_records import ProcessRecord, ProcessStatus
+from cmdbus.producer.records import BatchRecord, BatchStatus, check_status
+from cmdbus.producer.requests import check_conditions
+
+_MAX_LIMIT = 1000
+_NAMES = "roles of monitors cannot read names of batches: leave `name` out"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPage:
+    """Batches without their data, the newest first."""
+
+    batches: Sequence[BatchRecord]
+    #: `after` of the next page; None after the last one.
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPage:
+    """Processes without their states, the latest started first."""
+
+    processes: Sequence[ProcessRecord]
+    #: `after` of the next page; None after the last one.
+    next: str | None
+
+
+class Pages:
+    """The methods of CommandBus that page."""
+
+    _connections: Connections
+
+    def page_batches(
+        self,
+        status: BatchStatus | str | None = None,
+        name: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        *,
+        domain: str | None = None,
+        batch_id: UUID | str | None = None,
+        after: str | None = None,
+        for_monitors: bool = False,
+        connection: CallersConnection | None = None,
+    ) -> BatchPage:
+        """Batches that meet every given condition, the newest first, without their data: at most
+        `limit`, and after the first page those behind the last one, with its `next` as `after`.
+
+        The conditions are those of `list_batches`, the `domain` under which they are listed, and
+        one `batch_id`. `for_monitors` leaves out what roles of monitors cannot read: the names.
+        """
+        if for_monitors and name is not None:
+            raise InvalidOperationError(_NAMES)
+        conditions = {
+            **check_conditions(domain, None, since, until),
+            "status": None if status is None else check_status(status, BatchStatus),
+            "batch_id": None if batch_id is None else check_id("batch_id", batch_id),
+        }
+        del conditions["type"]
+        if not for_monitors:
+            conditions["name"] = check_text("name", name)
+        found, next_ = self._page(
+            BatchRecord, "page_batches", for_monitors, connection, limit, after, conditions
+        )
+        return BatchPage(found, next_)
+
+    def page_processes(
+        self,
+        type: str | None = None,
+        status: ProcessStatus | str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        *,
+        domain: str | None = None,
+        batch_id: UUID | str | None = None,
+        process_id: UUID | str | None = None,
+        after: str | None = None,
+        for_monitors: bool = False,
+        connection: CallersConnection | None = None,
+    ) -> ProcessPage:
+        """Processes that meet every given condition, the latest started first, without their
+        states: at most `limit`, and after the first page those behind the last one, with its
+        `next` as `after`.
+
+        The conditions are those of `query_processes`, and one `process_id`. `for_monitors` leaves
+        out what roles of monitors cannot read: the errors.
+        """
+        wanted = None if status is None else check_status(status, ProcessStatus)
+        conditions = {
+            **check_conditions(domain, type, since, until),
+            "status": wanted,
+            "batch_id": None if batch_id is None else check_id("batch_id", batch_id),
+            "process_id": None if process_id is None else check_id("process_id", process_id),
+            "unfinished": wanted is not None and not ProcessStatus(wanted).terminal,
+        }
+        found, next_ = self._page(
+            ProcessRecord, "page_processes", for_monitors, connection, limit, after, conditions
+        )
+        return ProcessPage(found, next_)
+
+    def _page(
+        self,
+        kind: type[Any],
+        name: str,
+        for_monitors: bool,
+        connection: CallersConnection | None,
+        limit: int,
+        after: str | None,
+        conditions: dict[str, object],
+    ) -> tuple[list[Any], str | None]:
+        """The records of a page, and where the next one begins."""
+        size = check_whole("limit", limit, 1, _MAX_LIMIT)
+        at, id_ = position(after)
+        statement = f"{name}_for_monitors" if for_monitors else name
+        values = {**conditions, "after": at, "after_id": id_, "limit": size + 1}
+        found = self._connections.records(
+            kind, connection, statement, "monitor" if for_monitors else "operator", **values
+        )
+        if len(found) <= size:
+            return found, None
+        last = found[size - 1]
+        id_ = last.batch_id if kind is BatchRecord else last.process_id
+        return found[:size], f"{last.created_at.isoformat()} {id_}"
+
+
+def position(after: str | None) -> tuple[datetime | None, UUID | None]:
+    """Of the last record of a page, from its `next`."""
+    if after is None:
+        return None, None
+    try:
+        at, id_ = after.split(" ")
+        time = datetime.fromisoformat(at)
+        if time.utcoffset() is not None:
+            return time, UUID(id_)
+    except (ValueError, AttributeError):
+        pass
+    raise ValueError(f"after must be the next of a page, not {shown(after)}")
