@@ -12,7 +12,7 @@ from cmdbus.errors import InvalidOperationError
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.process_records import ProcessRecord, ProcessStatus
-from cmdbus.producer.records import BatchRecord, BatchStatus, check_status
+from cmdbus.producer.records import BatchRecord, BatchStatus, Status, check_status
 from cmdbus.producer.requests import check_conditions
 
 _MAX_LIMIT = 1000
@@ -37,10 +37,37 @@ class ProcessPage:
     next: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFollowUp:
+    """A command that a batch sends at its end."""
+
+    #: COMPLETED, also with failures, or CANCELED: the end after which it is sent.
+    after: str
+    domain: str
+    type: str
+    command_id: UUID
+    #: Of the command; None while it is not sent, and if its history is gone.
+    status: Status | None
+
+
 class Pages:
-    """The methods of CommandBus that page."""
+    """The methods of CommandBus that page, and what else operators see of batches."""
 
     _connections: Connections
+
+    def batch_follow_ups(
+        self, batch_id: UUID | str, *, connection: CallersConnection | None = None
+    ) -> list[BatchFollowUp]:
+        """What the batch `batch_id` sends at its end: its on_complete and its on_cancel."""
+        id_ = check_id("batch_id", batch_id)
+        rows = self._connections.rows(connection, "read_batch_follow_ups", batch_id=id_)
+        return [
+            BatchFollowUp(
+                **{"after": after, "domain": domain, "type": type_, "command_id": command_id},
+                status=None if status is None else Status(status),
+            )
+            for after, domain, type_, command_id, status in rows
+        ]
 
     def page_batches(
         self,

@@ -70,6 +70,21 @@ FROM keys k, LATERAL (
 ) c
 ORDER BY c.created_at DESC, c.command_id DESC;
 
+-- name: read_batch_follow_ups
+-- What a batch sends when it is complete, and when it is canceled; with the status of that, if it
+-- was sent and is kept.
+SELECT q.after, (q.request).domain::text, (q.request).type::text, (q.request).command_id, c.status
+FROM {schema}.batch_state b, LATERAL (
+    VALUES ('COMPLETED', b.on_complete), ('CANCELED', b.on_cancel)
+) q (after, request)
+LEFT JOIN LATERAL (
+    SELECT x.status FROM {schema}.command x
+    WHERE x.domain = (q.request).domain::text AND x.command_id = (q.request).command_id
+    LIMIT 1
+) c ON true
+WHERE b.batch_id = %(batch_id)s AND (q.request).domain IS NOT NULL
+ORDER BY q.after DESC;
+
 -- name: read_batch_audit
 SELECT at, kind, NULL::integer AS attempt, NULL AS worker, operator, NULL AS code, message,
     details::text

@@ -1,0 +1,71 @@
+"""The view `domain/NAME`: its settings, its types with what keeps them waiting, the limits,
+breakers and schedules that are for it, and what operators have changed."""
+
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from cmdbus.checks import check_name
+from cmdbus.producer.bus import CommandBus
+from cmdbus.producer.records import DomainRecord, Waiting
+from cmdbus.selection import listed, priorities_text
+from cmdbus.web.query import Query
+from cmdbus.web.views.breakers import breaker
+from cmdbus.web.views.limits import limit
+from cmdbus.web.views.records import concerns, events
+from cmdbus.web.views.schedules import schedule
+
+#: Changes that are shown, at most: the latest.
+_EVENTS = 100
+#: Of a domain that has no settings.
+_KEEP = timedelta(days=7)
+
+
+def read(bus: CommandBus, query: Query) -> object:
+    name = check_name("domain", query.part(0, "the name of a domain"))
+    query.check()
+    restricted = not bus.rights().reads_data
+    found = bus.domains(name)
+    record = found[0] if found else _unknown(name)
+    counts = {f"{name}/{type_}": waiting for type_, waiting in record.types.items()}
+    return {
+        "domain": name,
+        #: Something of it is unfinished, or set.
+        "known": bool(found),
+        "paused": record.paused,
+        "accepting": record.accepting,
+        "settings": {
+            "max_depth": record.max_depth,
+            "warn_depth": record.warn_depth,
+            "max_waiting_per_key": record.max_waiting_per_key,
+            "keep": record.keep,
+        },
+        "depth": record.all.depth,
+        **asdict(record.all),
+        "types": [_type(record, type_) for type_ in record.types],
+        "limits": [limit(e, counts) for e in bus.limits.list() if concerns(e.covers, name)],
+        "breakers": [breaker(e, None) for e in bus.breakers.list() if concerns(e.covers, name)],
+        "schedules": [schedule(e, False) for e in bus.schedules.list() if e.domain == name],
+        "audit": None if restricted else events(bus.domain_audit(name, latest=_EVENTS)),
+        "restricted": restricted,
+    }
+
+
+def _unknown(name: str) -> DomainRecord:
+    limits = None, None, None
+    return DomainRecord(name, False, True, *limits, _KEEP, Waiting(), {}, [], {}, {})
+
+
+def _type(record: DomainRecord, type_: str) -> dict[str, Any]:
+    return {"type": type_, **asdict(record.types[type_]), "why": _why(record, type_)}
+
+
+def _why(record: DomainRecord, type_: str) -> str | None:
+    """Why its commands are not claimed; None if nothing is known to keep them."""
+    if tags := record.missing_tags.get(type_):
+        return f"no living node has {listed(tags)}, which it needs"
+    if priorities := record.unclaimed_priorities.get(type_):
+        return f"no living node claims {priorities_text(priorities)} of it"
+    if type_ in record.unhandled:
+        return "no living node handles it"
+    return None
