@@ -13,7 +13,8 @@
     NodeRecord, NodeSeat, NodeSlot,
     NodeSteward, NodeExit,
     ExitedCommand, NodeCounters,
-    Undecodable                         what a CommandBus returns
+    CommandPage, FoundCommand,
+    SearchStop, Undecodable             what a CommandBus returns
     HandlerRegistry, handler, Breaker   register handlers, and circuit breakers for their calls
     Command, Context                    what a handler gets
     ProcessManager, Reply               the steps of a process, and what they get
@@ -81,6 +82,9 @@ if TYPE_CHECKING:
     from cmdbus.producer.breakers import DeclaredBreaker as DeclaredBreaker
     from cmdbus.producer.breakers import SetBreaker as SetBreaker
     from cmdbus.producer.bus import CommandBus as CommandBus
+    from cmdbus.producer.found_commands import CommandPage as CommandPage
+    from cmdbus.producer.found_commands import FoundCommand as FoundCommand
+    from cmdbus.producer.found_commands import SearchStop as SearchStop
     from cmdbus.producer.limits import DeclaredLimit as DeclaredLimit
     from cmdbus.producer.limits import LimitRecord as LimitRecord
     from cmdbus.producer.limits import SetLimit as SetLimit
@@ -143,6 +147,7 @@ _NAMES = {
     "limits": ["Limit"],
     "processes.process_manager": ["ProcessManager"],
     "producer.breakers": ["BreakerRecord", "DeclaredBreaker", "SetBreaker"],
+    "producer.found_commands": ["CommandPage", "FoundCommand", "SearchStop"],
     "producer.limits": ["DeclaredLimit", "LimitRecord", "SetLimit"],
     "producer.node_records": [
         "ExitedCommand",

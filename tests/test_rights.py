@@ -25,6 +25,18 @@ SEEN = [
     *("error_code", "correlation_id", "reply_to", "batch_id", "created_at", "due_at"),
     *("started_at", "finished_at", "worker"),
 ]
+#: The columns without payloads of the tables of commands: those of all, and those of each.
+COMMON = [
+    *("domain", "command_id", "type", "priority", "attempts", "max_attempts", "error_code"),
+    *("correlation_id", "reply_to", "batch_id", "created_at", "due_at", "claimed_at", "claimer"),
+]
+OWN = {
+    "ready": ("lease_until", "id"),
+    "scheduled": ("id",),
+    "limited": ("lane_position",),
+    "troubleshooting": ("failed_at",),
+    "finished": ("finished_at", "status"),
+}
 LANE_TABLES = ("lane", "shared_state", "turn")
 LIMIT_TABLES = ("limit_declared", "limit_in_force", "limit_set", "limited_type")
 SCHEDULE_TABLES = ("schedule", "schedule_added", "schedule_declared")
@@ -56,6 +68,7 @@ SEEN_OF_BATCHES = [
 ]
 #: Columns of the table `published_node` without stacks.
 SEEN_OF_NODES = ["node", "name", "host", "published_at", "stopped", "state", "counters"]
+SEARCHES = ("count_newest", "list_domains", "list_types", "read_found", "read_queues", "walk")
 #: Rights on tables, columns, sequences and functions, by kind of role.
 RIGHTS = {
     "producer": {
@@ -114,7 +127,7 @@ RIGHTS = {
     "operator": {
         "SELECT": [
             *("armed", "batch", "batch_state", "command", "domain", "domain_event", "event"),
-            *("checkpoint", "incarnation", "limited"),
+            *("checkpoint", "finished", "incarnation", "limited"),
             *("migration", "ready", "scheduled", "troubleshooting", *PROCESS_TABLES),
             *LIMIT_TABLES,
             *SCHEDULE_TABLES,
@@ -125,6 +138,7 @@ RIGHTS = {
             *("clear_limit", "set_limit"),
             *("clear_breaker", "set_breaker", "steer_breaker"),
             *("add_schedule", "remove_schedule", "pause_schedule", "run_schedule"),
+            *SEARCHES,
             *("batch_keys", "cancel", "cancel_batch", "cancel_in_batch", "cancel_ready"),
             *("cancel_limited", "cancel_of_key", "cancel_scheduled"),
             *("configure_domain", "domain_bit"),
@@ -136,11 +150,12 @@ RIGHTS = {
     },
     "monitor": {
         "EXECUTE": [
+            *SEARCHES,
             *("explain", "explain_limits", "is_handled", "missing_tags", "unclaimed_priorities"),
             *("is_gone", "watch_fleet"),
         ],
         "SELECT": [
-            *("domain", "migration", "scheduled.domain", "scheduled.type"),
+            *("domain", "migration"),
             *LIMIT_TABLES,
             *SEEN_OF_SCHEDULES,
             *[table for table in BREAKER_TABLES if table != "breaker_event"],
@@ -148,13 +163,8 @@ RIGHTS = {
             *[f"command.{column}" for column in SEEN],
             *[f"process.{column}" for column in SEEN_OF_PROCESSES],
             *[f"published_node.{column}" for column in SEEN_OF_NODES],
-            *[
-                f"{table}.{column}"
-                for table in ("limited", "ready")
-                for column in ("domain", "type", "created_at", "due_at")
-            ],
-            "ready.lease_until",
-            *[f"troubleshooting.{c}" for c in ("domain", "type", "error_code", "failed_at")],
+            *[f"{table}.{column}" for table, own in OWN.items() for column in (*COMMON, *own)],
+            *("incarnation.id", "incarnation.worker"),
         ],
     },
 }

@@ -124,6 +124,8 @@ class AsyncCommandBus(AsyncSenders):
     cancel = _awaited(CommandBus.cancel)
     get = _awaited(CommandBus.get)
     query = _awaited(CommandBus.query)
+    search = _awaited(CommandBus.search)
+    known_types = _awaited(CommandBus.known_types)
     audit = _awaited(CommandBus.audit)
     explain = _awaited(CommandBus.explain)
     snapshot = _awaited(CommandBus.snapshot)

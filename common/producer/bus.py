@@ -39,6 +39,7 @@ from cmdbus.producer.records import (
 from cmdbus.producer.replies import Readers, Replies
 from cmdbus.producer.requests import SendRequest, SendRules, check_command, check_conditions
 from cmdbus.producer.rights import ReadingRights
+from cmdbus.producer.searching import Searching
 from cmdbus.producer.send_hook import Hook
 from cmdbus.producer.senders import Senders
 from cmdbus.producer.sending import BulkSend
@@ -59,6 +60,7 @@ class CommandBus(
     Nodes,
     Pages,
     ReadingRights,
+    Searching,
     Senders,
 ):
     """Sends commands and shows what becomes of them. Safe to share between threads.

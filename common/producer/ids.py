@@ -8,12 +8,16 @@ mark, the tables are searched for it: the others are in `identity`.
 import os
 import secrets
 import struct
+from datetime import UTC, datetime
 from uuid import UUID, SafeUUID
 
 from cmdbus.clock import time
 
 _MARK = (0x8CB5 << 64) | (0b10 << 62)
+_MARK_BITS = (0xFFFF << 64) | (0b11 << 62)
 _RANDOM = (1 << 62) - 1
+#: Since 1970, in the years that Python knows.
+_MAX_SECONDS = 250_000_000_000
 
 
 def new_id() -> UUID:
@@ -25,6 +29,16 @@ def new_ids(count: int) -> list[UUID]:
     stamp = (time.time_ns() // 1_000_000 << 80) | _MARK
     drawn = struct.unpack(f"{count}Q", os.urandom(8 * count))
     return [_uuid(stamp | (rand & _RANDOM)) for rand in drawn]
+
+
+def time_of(id_: UUID) -> datetime | None:
+    """When the bus made it, by the clock of its sender; None for the id of a caller."""
+    if id_.int & _MARK_BITS != _MARK:
+        return None
+    seconds, milliseconds = divmod(id_.int >> 80, 1000)
+    if not seconds < _MAX_SECONDS:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=1000 * milliseconds)
 
 
 def new_call() -> int:

@@ -109,8 +109,8 @@ GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to
 -- run, or change a command or its history in any other way.
 GRANT SELECT ON
     {schema}.command, {schema}.ready, {schema}.scheduled, {schema}.limited, {schema}.checkpoint,
-    {schema}.troubleshooting, {schema}.event, {schema}.incarnation, {schema}.domain,
-    {schema}.domain_event, {schema}.batch, {schema}.batch_state,
+    {schema}.troubleshooting, {schema}.finished, {schema}.event, {schema}.incarnation,
+    {schema}.domain, {schema}.domain_event, {schema}.batch, {schema}.batch_state,
     {schema}.process, {schema}.managed_process, {schema}.process_step, {schema}.process_event,
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
     {schema}.schedule, {schema}.schedule_declared, {schema}.schedule_added,
@@ -130,6 +130,10 @@ GRANT EXECUTE ON FUNCTION
     {schema}.wake, {schema}.notify, {schema}.domain_bit, {schema}.is_handled,
     {schema}.is_waiting, {schema}.explain, {schema}.explain_limits, {schema}.missing_tags,
     {schema}.unclaimed_priorities, {schema}.is_gone, {schema}.watch_fleet TO {role};
+-- For searches.
+GRANT EXECUTE ON FUNCTION
+    {schema}.walk, {schema}.read_queues, {schema}.read_found, {schema}.list_domains,
+    {schema}.list_types, {schema}.count_newest TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed TO {role};
 
 -- name: grant_monitor
@@ -142,11 +146,28 @@ GRANT SELECT (batch_id, domain, status, total, completed, failed, canceled, in_t
               remaining, created_at, started_at, completed_at) ON {schema}.batch TO {role};
 GRANT SELECT (process_id, domain, type, status, step, batch_id, created_at, updated_at, finished_at)
     ON {schema}.process TO {role};
--- For counts of domains and of troubleshooting.
-GRANT SELECT (domain, type, created_at, due_at, lease_until) ON {schema}.ready TO {role};
-GRANT SELECT (domain, type) ON {schema}.scheduled TO {role};
-GRANT SELECT (domain, type, created_at, due_at) ON {schema}.limited TO {role};
-GRANT SELECT (domain, type, error_code, failed_at) ON {schema}.troubleshooting TO {role};
+-- For counts of domains and of troubleshooting, and for searches.
+GRANT SELECT (domain, command_id, type, priority, attempts, max_attempts, error_code,
+              correlation_id, reply_to, batch_id, created_at, due_at, claimed_at, claimer,
+              lease_until, id)
+    ON {schema}.ready TO {role};
+GRANT SELECT (domain, command_id, type, priority, attempts, max_attempts, error_code,
+              correlation_id, reply_to, batch_id, created_at, due_at, claimed_at, claimer,
+              id)
+    ON {schema}.scheduled TO {role};
+GRANT SELECT (domain, command_id, type, priority, attempts, max_attempts, error_code,
+              correlation_id, reply_to, batch_id, created_at, due_at, claimed_at, claimer,
+              lane_position)
+    ON {schema}.limited TO {role};
+GRANT SELECT (domain, command_id, type, priority, attempts, max_attempts, error_code,
+              correlation_id, reply_to, batch_id, created_at, due_at, claimed_at, claimer,
+              failed_at)
+    ON {schema}.troubleshooting TO {role};
+GRANT SELECT (domain, command_id, type, priority, attempts, max_attempts, error_code,
+              correlation_id, reply_to, batch_id, created_at, due_at, claimed_at, claimer,
+              finished_at, status)
+    ON {schema}.finished TO {role};
+GRANT SELECT (id, worker) ON {schema}.incarnation TO {role};
 GRANT SELECT ON
     {schema}.domain,
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
@@ -161,3 +182,7 @@ GRANT SELECT (node, name, host, published_at, stopped, state, counters)
 GRANT EXECUTE ON FUNCTION
     {schema}.is_handled, {schema}.explain, {schema}.explain_limits, {schema}.missing_tags,
     {schema}.unclaimed_priorities, {schema}.is_gone, {schema}.watch_fleet TO {role};
+-- For searches.
+GRANT EXECUTE ON FUNCTION
+    {schema}.walk, {schema}.read_queues, {schema}.read_found, {schema}.list_domains,
+    {schema}.list_types, {schema}.count_newest TO {role};

@@ -1,0 +1,6 @@
+-- Searches for operators; see 21_searching.sql.
+
+-- name: begin_search
+-- The queues that are walked, and whether the role may read what senders and handlers wrote.
+SELECT q.*, has_column_privilege('{schema}.command', 'error_message', 'SELECT')
+FROM {schema}.read_queues(%(domain)s, %(count)s) q;

@@ -1,0 +1,239 @@
+"""Searches for operators: pages of commands, whose cost does not grow with the tables."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from operator import attrgetter
+from typing import Any
+from uuid import UUID
+
+from cmdbus.checks import check_id, check_key, check_seconds, check_text, check_whole
+from cmdbus.clock import time
+from cmdbus.database.adapters import Row
+from cmdbus.integrations.callers_connection import CallersConnection
+from cmdbus.producer import search_cursors
+from cmdbus.producer.connections import Connections
+from cmdbus.producer.found_commands import CommandPage, FoundCommand, SearchStop
+from cmdbus.producer.ids import time_of
+from cmdbus.producer.records import Status, check_status, filled
+from cmdbus.producer.requests import check_conditions
+from cmdbus.producer.search_cursors import Position
+from cmdbus.producer.search_walks import (
+    KNOWN,
+    Conditions,
+    Surroundings,
+    Walk,
+    choose,
+    first_count,
+    merged_count,
+    positions_left,
+    reached,
+    take_latest,
+)
+
+_MAX_LIMIT = 1000
+#: Pairs of a domain and a priority that one statement merges; with more, another order is taken.
+_MAX_QUEUES = 500
+_MAX_DOMAINS = 1000
+#: The newest in the history that are looked at, and how many of a domain make it frequent.
+_NEWEST_ROWS, _FREQUENT_ROWS = 2000, 100
+#: Orders that merge the queues of ready.
+_MERGED = {"newest", "claimed"}
+#: By so much the clock of a sender may be ahead of the server's.
+_SKEW = timedelta(minutes=1)
+
+
+class Searching:
+    """The methods of CommandBus that search."""
+
+    _connections: Connections
+
+    def search(
+        self,
+        domain: str | None = None,
+        status: Status | str | None = None,
+        type: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        *,
+        error_code: str | None = None,
+        key: str | None = None,
+        batch_id: UUID | str | None = None,
+        correlation_id: UUID | str | None = None,
+        command_id: UUID | str | None = None,
+        text: str | None = None,
+        after: str | None = None,
+        max_rows: int = 20_000,
+        max_seconds: float = 1.0,
+        connection: CallersConnection | None = None,
+    ) -> CommandPage:
+        """A page of at most `limit` commands that meet every given condition, the last sent first,
+        and a cursor: given as `after` with the same conditions, it continues where the page ends.
+
+        In contrast to `query`, a page costs the same however many commands there are, and however
+        many pages come before it. It reads at most about `max_rows` rows and `max_seconds`; then
+        it says so in `stopped`, and `next` goes on from there. Each page is sorted. Commands with
+        ids of callers that are not ordered by time, and retries, may come on an earlier or later
+        page than others that were sent with them; those with a correlation id that the bus has made
+        come from the oldest to the newest. A command that moves meanwhile may be seen twice, or
+        be missed.
+
+        `domain`, `status` (a Status or its name), `type`, `error_code`, `key`, `batch_id` and
+        `correlation_id` are those of the commands; `since` (inclusive) and `until` (exclusive)
+        are about when they were sent. `text` occurs in the data's JSON, as it was sent and
+        regardless of case, or in the error message; data that takes more than 256 kB is left out.
+        `command_id` finds one command, or one in each domain, and goes with `domain` only.
+        """
+        found = Conditions(
+            **check_conditions(domain, type, since, until, error_code=error_code),
+            status=None if status is None else check_status(status),
+            key=check_key("key", key),
+            batch_id=None if batch_id is None else check_id("batch_id", batch_id),
+            correlation_id=None
+            if correlation_id is None
+            else check_id("correlation_id", correlation_id),
+            text=check_text("text", text),
+        )
+        check_whole("limit", limit, 1, _MAX_LIMIT)
+        search = _Search(self._connections, connection, found)
+        if command_id is not None:
+            if after is not None or any(found._replace(domain=None)):
+                raise ValueError("command_id finds a command without any condition but domain")
+            return search.by_id(check_id("command_id", command_id))
+        if text is not None and not text.strip():
+            raise ValueError("text must not be blank")
+        check_whole("max_rows", max_rows, 1)
+        return search.page(limit, after, max_rows, check_seconds("max_seconds", max_seconds))
+
+    def known_types(self, *, connection: CallersConnection | None = None) -> dict[str, list[str]]:
+        """Domains that have commands or settings, in alphabetical order, each with its types as
+        far as they are those of recent commands."""
+        rows = self._connections.rows
+        names = rows(connection, "list_domains", "monitor", count=_MAX_DOMAINS)
+        types: dict[str, list[str]] = {domain: [] for (domain,) in names}
+        for domain, type_ in rows(connection, "list_types", "monitor"):
+            types.setdefault(domain, []).append(type_)
+        return types
+
+
+def _since(conditions: Conditions) -> datetime | None:
+    """A correlation id that the bus has made does not occur before."""
+    id_, since = conditions.correlation_id, conditions.since
+    made_at = None if id_ is None else time_of(id_)
+    if made_at is None or (since is not None and since > made_at - _SKEW):
+        return since
+    return made_at - _SKEW
+
+
+class _Search:
+    def __init__(
+        self,
+        connections: Connections,
+        connection: CallersConnection | None,
+        conditions: Conditions,
+    ) -> None:
+        self._connections, self._connection = connections, connection
+        self._conditions = conditions
+        is_private = conditions.key is not None or conditions.text is not None
+        #: The kind of role that may do it.
+        self._needs = "operator" if is_private else "monitor"
+        self._since = _since(conditions)
+        self._begun = time.monotonic()
+        self._read = 0
+
+    def by_id(self, command_id: UUID) -> CommandPage:
+        *_, reads = self._queues()
+        if self._conditions.domain is not None:
+            domains = [self._conditions.domain]
+        else:
+            domains = [name for (name,) in self._rows("list_domains", count=_MAX_DOMAINS)]
+        commands = self._commands(domains, [command_id] * len(domains), not reads)
+        return CommandPage(commands=commands, next=None, stopped=None, restricted=not reads)
+
+    def page(self, limit: int, after: str | None, rows: int, seconds: float) -> CommandPage:
+        digest = search_cursors.digest(self._conditions._asdict())
+        positions = None if after is None else search_cursors.decode(digest, after, KNOWN)
+        ready, priorities, scheduled, limited, reads = self._queues()
+        if positions is None:
+            many = max(len(ready), len(scheduled)) > _MAX_QUEUES
+            positions = dict.fromkeys(self._chosen(Surroundings(many, limited)))
+        count = first_count(self._conditions, limit)
+        walks = [Walk(name, position, count) for name, position in positions.items()]
+        merged = {"ready": (ready, priorities), "scheduled": (scheduled, [])}
+        taken: dict[tuple[str, UUID], Position] = {}
+        is_stopped = False
+        while len(taken) < limit:
+            starving = [walk for walk in walks if walk.is_starving]
+            if starving and not is_stopped:
+                is_stopped = self._read >= rows or self._elapsed() >= seconds
+                for walk in () if is_stopped else starving:
+                    self._feed(walk, merged)
+                continue
+            found = take_latest(walks)
+            if found is None:
+                break
+            taken[found.domain, found.command_id] = found
+        left = positions_left(walks, taken.values())
+        commands = self._commands([key[0] for key in taken], [key[1] for key in taken], not reads)
+        stopped = None
+        if is_stopped and len(taken) < limit:
+            stopped = SearchStop(rows=self._read, seconds=self._elapsed(), reached=reached(walks))
+        return CommandPage(
+            commands=commands,
+            next=search_cursors.encode(digest, left) if left else None,
+            stopped=stopped,
+            restricted=not reads,
+        )
+
+    def _queues(self) -> Row:
+        domain = self._conditions.domain
+        return self._rows("begin_search", domain=domain, count=_MAX_QUEUES + 1)[0]
+
+    def _chosen(self, given: Surroundings) -> list[str]:
+        conditions = self._conditions
+        if self._since != conditions.since:
+            given = given._replace(dated_correlation=True)
+        elif conditions.domain is not None and "finished.newest" in choose(conditions, given):
+            values = {"domain": conditions.domain, "count": _NEWEST_ROWS}
+            [[number]] = self._rows("count_newest", **values)
+            given = given._replace(rare_domain=number < _FREQUENT_ROWS)
+        return choose(conditions, given)
+
+    def _feed(self, walk: Walk, merged: Mapping[str, tuple[list[str], list[int]]]) -> None:
+        table, order = walk.name.split(".")
+        domains, priorities = merged.get(table, ([], []))
+        if (table == "ready" and order not in _MERGED) or order == "due":
+            domains, priorities = [], []
+        walk.count = merged_count(walk.count, len(domains))
+        last = walk.position or Position._make([None] * 5)
+        begun = self._elapsed()
+        rows = self._rows(
+            "walk",
+            walk=walk.name,
+            count=walk.count,
+            domains=domains,
+            priorities=priorities,
+            **{**self._conditions._asdict(), "since": self._since},
+            **{f"last_{name}": value for name, value in last._asdict().items()},
+        )
+        self._read += walk.feed(rows, self._elapsed() - begun)
+
+    def _commands(
+        self, domains: list[str], command_ids: list[UUID], restricted: bool
+    ) -> list[FoundCommand]:
+        """Those that still have the status that is searched."""
+        if not domains:
+            return []
+        values = {"domains": domains, "command_ids": command_ids, "restricted": restricted}
+        rows = self._rows("read_found", **values)
+        # A role that may send can have written rows with one id.
+        found = {row[:2]: filled(FoundCommand, row) for row in rows}.values()
+        status = self._conditions.status
+        kept = [command for command in found if status is None or command.status == status]
+        return sorted(kept, key=attrgetter("created_at", "command_id"), reverse=True)
+
+    def _rows(self, name: str, /, **values: Any) -> list[Row]:
+        return self._connections.rows(self._connection, name, self._needs, **values)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._begun
