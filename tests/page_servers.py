@@ -19,6 +19,39 @@ _NOWHERE = "host=/nonexistent"
 
 
 @contextmanager
+def page_server(
+    views: Views,
+    actions: Mapping[str, Action] | None = None,
+    *,
+    operator: str | None = None,
+    is_threaded: bool = True,
+    port: int = 0,
+) -> Iterator[str]:
+    """The address of a page that has these views alone. Its bus has no database."""
+    with CommandBus(_NOWHERE) as bus:
+        application = Application(bus, views, actions or {}, role="operator", operator=operator)
+
+        def served(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+            return application({**environ, "wsgi.multithread": is_threaded}, start_response)
+
+        try:
+            with serving(served, port=port) as server:
+                yield f"http://127.0.0.1:{server.address[1]}"
+        finally:
+            application.close()
+
+
+def show_by(visit: Visit, modules: Mapping[str, str]) -> None:
+    """The views are shown by these sources of JavaScript, by their names."""
+
+    def answering(source: str) -> "Callable[[Route], None]":
+        return lambda route: route.fulfill(body=source, content_type="text/javascript")
+
+    for name, source in modules.items():
+        visit.tab.route(f"**/static/views/{name}.js*", answering(source))
+
+
+@contextmanager
 def page_with(
     visiting: Visiting,
     views: Views,
@@ -29,28 +62,10 @@ def page_with(
     is_threaded: bool = True,
     **options: Any,
 ) -> Iterator[Visit]:
-    """A visit of a page that has these views alone. `modules` are sources of JavaScript by the
-    names of their views; `options` are those of the visit. The bus has no database."""
-    with CommandBus(_NOWHERE) as bus:
-        application = Application(bus, views, actions or {}, role="operator", operator=operator)
-
-        def served(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-            return application({**environ, "wsgi.multithread": is_threaded}, start_response)
-
-        try:
-            with (
-                serving(served) as server,
-                visiting(f"http://127.0.0.1:{server.address[1]}", **options) as visit,
-            ):
-                for name, source in modules.items():
-                    visit.tab.route(f"**/static/views/{name}.js*", _answering(source))
-                yield visit
-        finally:
-            application.close()
-
-
-def _answering(source: str) -> "Callable[[Route], None]":
-    def answer(route: "Route") -> None:
-        route.fulfill(body=source, content_type="text/javascript")
-
-    return answer
+    """A visit of such a page; the `options` are those of the visit."""
+    with (
+        page_server(views, actions, operator=operator, is_threaded=is_threaded) as address,
+        visiting(address, **options) as visit,
+    ):
+        show_by(visit, modules)
+        yield visit

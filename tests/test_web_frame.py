@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from page_servers import page_with
+from page_servers import page_server, page_with, show_by
 from visits import Visit, Visiting
 
 from cmdbus import CommandBus
@@ -142,20 +144,22 @@ def test_a_server_without_threads_is_polled(visiting: Visiting, seen: Seen) -> N
         page.sees("second", "#value")
 
 
-def test_a_page_without_its_server_says_so_and_recovers(page: Visit, seen: Seen) -> None:
-    page.open("#/seen").sees("first", "#value")
-    page.read("location.hash = '#/plain'")
-    page.sees("Plain", "h1")
-    page.tab.context.set_offline(True)
-    page.read("location.hash = '#/seen'")
-    page.sees("offline since", "#state")
-    page.read("location.hash = '#/missing'")
-    page.sees("Not shown", "h2")
-    page.tab.context.set_offline(False)
-    page.read("location.hash = '#/seen'")
-    page.sees("first", "#value")
-    page.sees("live", "#state")
-    page.excuse("INTERNET_DISCONNECTED")
+def test_a_page_without_its_server_says_so_and_recovers(visiting: Visiting, seen: Seen) -> None:
+    with ExitStack() as first:
+        address = first.enter_context(page_server({"seen": seen}))
+        with visiting(address) as page:
+            show_by(page, _MODULES)
+            page.open("#/seen").sees("first", "#value")
+            first.close()
+            page.sees("offline since", "#state")
+            page.read("location.hash = '#/missing'")
+            page.sees("Not shown", "h2")
+            seen.value = "second"
+            with page_server({"seen": seen}, port=urlsplit(address).port or 0):
+                page.read("location.hash = '#/seen'")
+                page.sees("second", "#value")
+                page.sees("live", "#state")
+            page.excuse("ERR_")
 
 
 _FIELDS: list[object] = [

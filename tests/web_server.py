@@ -13,8 +13,11 @@ PATIENCE = 10.0
 
 
 @contextmanager
-def serving(application: Application, settings: ServerSettings | None = None) -> Iterator[Server]:
-    server = Server(socket.create_server(("127.0.0.1", 0), backlog=1024), application, settings)
+def serving(
+    application: Application, settings: ServerSettings | None = None, *, port: int = 0
+) -> Iterator[Server]:
+    listener = socket.create_server(("127.0.0.1", port), backlog=1024)
+    server = Server(listener, application, settings)
     server.start()
     try:
         yield server
