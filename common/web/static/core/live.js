@@ -76,6 +76,7 @@ async function read(watcher) {
 function deliver(watcher, value, at, text = "") {
   if (!watchers.has(watcher)) return;
   watcher.text = text;
+  clearTimeout(watcher.timer);
   try {
     watcher.onValue(value, at ?? null);
   } catch (error) {
@@ -96,11 +97,16 @@ function handle(event, data) {
       deliver(watcher, data.value, data.at, text);
     }
   } else if (event === "away") {
+    for (const watcher of watchers) clearTimeout(watcher.timer);
     become("away", { error: data.error, since: data.since });
   } else if (event === "back") {
     become("live");
   } else if (event === "failed") {
-    for (const watcher of [...watchers]) if (watcher.path === data.view) watcher.onState?.("failed", { error: data.error });
+    for (const watcher of [...watchers]) {
+      if (watcher.path !== data.view) continue;
+      clearTimeout(watcher.timer);
+      watcher.onState?.("failed", { error: data.error });
+    }
   }
 }
 
