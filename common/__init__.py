@@ -13,6 +13,7 @@
     NodeRecord, NodeSeat, NodeSlot,
     NodeSteward, NodeExit,
     ExitedCommand, NodeCounters,
+    History, HistoryPoint,
     CommandPage, FoundCommand,
     SearchStop, Undecodable             what a CommandBus returns
     HandlerRegistry, handler, Breaker   register handlers, and circuit breakers for their calls
@@ -85,6 +86,8 @@ if TYPE_CHECKING:
     from cmdbus.producer.found_commands import CommandPage as CommandPage
     from cmdbus.producer.found_commands import FoundCommand as FoundCommand
     from cmdbus.producer.found_commands import SearchStop as SearchStop
+    from cmdbus.producer.history import History as History
+    from cmdbus.producer.history import HistoryPoint as HistoryPoint
     from cmdbus.producer.limits import DeclaredLimit as DeclaredLimit
     from cmdbus.producer.limits import LimitRecord as LimitRecord
     from cmdbus.producer.limits import SetLimit as SetLimit
@@ -148,6 +151,7 @@ _NAMES = {
     "processes.process_manager": ["ProcessManager"],
     "producer.breakers": ["BreakerRecord", "DeclaredBreaker", "SetBreaker"],
     "producer.found_commands": ["CommandPage", "FoundCommand", "SearchStop"],
+    "producer.history": ["History", "HistoryPoint"],
     "producer.limits": ["DeclaredLimit", "LimitRecord", "SetLimit"],
     "producer.node_records": [
         "ExitedCommand",

@@ -102,7 +102,7 @@ RIGHTS = {
             *("limited", "longer_patience", "patience", "ready", "ready_id_seq", "scheduled"),
             *("scheduled_id_seq", "troubleshooting", "waiter", *PROCESS_TABLES),
             *("limits", *LIMIT_TABLES, *LANE_TABLES, "turn_id_seq", *SCHEDULE_TABLES),
-            *BREAKER_TABLES,
+            *(*BREAKER_TABLES, "rollup"),
         ],
         "INSERT": [
             *LANE_TABLES,
@@ -131,8 +131,7 @@ RIGHTS = {
             *("migration", "ready", "scheduled", "troubleshooting", *PROCESS_TABLES),
             *LIMIT_TABLES,
             *SCHEDULE_TABLES,
-            *BREAKER_TABLES,
-            "published_node",
+            *(*BREAKER_TABLES, "published_node", "rollup"),
         ],
         "EXECUTE": [
             *("clear_limit", "set_limit"),
@@ -155,7 +154,7 @@ RIGHTS = {
             *("is_gone", "watch_fleet"),
         ],
         "SELECT": [
-            *("domain", "migration"),
+            *("domain", "migration", "rollup"),
             *LIMIT_TABLES,
             *SEEN_OF_SCHEDULES,
             *[table for table in BREAKER_TABLES if table != "breaker_event"],

@@ -74,6 +74,8 @@ seat: a replacement that starts first takes a spare one.
 
 from struct import Struct
 
+from cmdbus.rollups import BUCKETS as BUCKETS
+
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
 #: Raise it with each change of a position, a record or a number that is written.
 VERSION = 14
@@ -131,7 +133,6 @@ COUNTERS = 7 * LINE
 ROWS = 9 * LINE
 
 # The row of a command type: its outcomes, then two histograms, each 16 buckets and the sum.
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 DEQUEUE_LATENCY = LINE
 HANDLER_DURATION = DEQUEUE_LATENCY + len(BUCKETS) + 2
 ROW_CELLS = 6 * LINE

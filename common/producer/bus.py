@@ -22,6 +22,7 @@ from cmdbus.producer.calls import Call, Calls
 from cmdbus.producer.connections import Connections, Pool
 from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
 from cmdbus.producer.explaining import Explaining
+from cmdbus.producer.history import Histories
 from cmdbus.producer.ids import new_id
 from cmdbus.producer.nodes import Nodes
 from cmdbus.producer.operations import Operations
@@ -57,6 +58,7 @@ class CommandBus(
     Processes,
     Operations,
     Explaining,
+    Histories,
     Nodes,
     Pages,
     ReadingRights,

@@ -14,6 +14,7 @@ worker runs it among its own threads.
     BreakerWatch  logs when those of the app open and close, and ends deferrals after that
     Arming        asks senders for notifications while a worker waits
     PublishRound  publishes the node's state for operators
+    RollupRound   writes each minute what the node's commands came to
 
 Each pass runs all rounds. A round that fails keeps no other one from running: all errors end in
 one place, with one warning and one pause, and the next pass tries again. Another thread ends a
@@ -46,6 +47,7 @@ from cmdbus.worker.claims.renewal import Renewal
 from cmdbus.worker.steward.batch_round import BatchRound
 from cmdbus.worker.steward.breaker_round import BreakerRound
 from cmdbus.worker.steward.listening import Listening
+from cmdbus.worker.steward.rollup_round import RollupRound
 from cmdbus.worker.steward.schedule_round import ScheduleRound
 from cmdbus.worker.steward.timer_round import TimerRound
 from cmdbus.worker.waiting.arming import Arming
@@ -107,6 +109,7 @@ class Steward:
         self._schedules = ScheduleRound(statements, timers)
         self.batches = BatchRound(statements)
         self._breakers = BreakerRound(self.listening, self.timers)
+        self._rollups = RollupRound(node, statements)
         self._rounds: list[Round] = []
         self._leave: Sequence[Callable[[Connection], None]] = ()
         #: The monotonic time after which the current round is late; infinite between rounds.
@@ -129,7 +132,7 @@ class Steward:
         self._leave = leave
         # Leases before the others: claims of the dead can wait longer than leases of the living.
         rounds: list[Round] = [self.timers.run, self._schedules.run, self.batches.run]
-        rounds += [self._breakers.run, self._arm]
+        rounds += [self._breakers.run, self._arm, self._rollups.run]
         self._rounds = [self.listening.run_round, self._renew, *others, *rounds]
         self._board.disarm()
         self.threads[0].start()
@@ -244,7 +247,7 @@ class Steward:
 
     def _close(self, connection: Connection) -> float:
         self._statements.value(connection, "leave", node=self._statements.incarnation)
-        for leave in self._leave:
+        for leave in (self._rollups.leave, *self._leave):
             leave(connection)
         return 0.0
 

@@ -76,7 +76,7 @@ GRANT SELECT ON
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
     {schema}.schedule, {schema}.schedule_declared, {schema}.schedule_added,
     {schema}.breaker, {schema}.breaker_declared, {schema}.breaker_set, {schema}.breaker_probe,
-    {schema}.breaker_event
+    {schema}.breaker_event, {schema}.rollup
     TO {role};
 GRANT SELECT, UPDATE ON SEQUENCE
     {schema}.armed, {schema}.alarm, {schema}.patience, {schema}.longer_patience,
@@ -115,7 +115,7 @@ GRANT SELECT ON
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
     {schema}.schedule, {schema}.schedule_declared, {schema}.schedule_added,
     {schema}.breaker, {schema}.breaker_declared, {schema}.breaker_set, {schema}.breaker_probe,
-    {schema}.breaker_event, {schema}.published_node
+    {schema}.breaker_event, {schema}.published_node, {schema}.rollup
     TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.cancel_limited,
@@ -169,7 +169,7 @@ GRANT SELECT (domain, command_id, type, priority, attempts, max_attempts, error_
     ON {schema}.finished TO {role};
 GRANT SELECT (id, worker) ON {schema}.incarnation TO {role};
 GRANT SELECT ON
-    {schema}.domain,
+    {schema}.domain, {schema}.rollup,
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
     {schema}.breaker, {schema}.breaker_declared, {schema}.breaker_set, {schema}.breaker_probe
     TO {role};
