@@ -158,9 +158,13 @@ function fail(error, view) {
 }
 
 // A session that began without PostgreSQL does not know what its role may read.
-onState(({ state }) => {
-  if (state !== "live" || !session?.away) return;
-  session = null;
+let asked = -Infinity;
+onState(async ({ state }) => {
+  if (state !== "live" || !session?.away || performance.now() - asked < 5000) return;
+  asked = performance.now();
+  const found = await enter().catch(() => session);
+  if (found.away) return;
+  session = found;
   route();
 });
 addEventListener("hashchange", route);
