@@ -13,13 +13,15 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 class Nodes:
     _connections: Connections
 
-    def fleet(self, *, connection: CallersConnection | None = None) -> list[NodeRecord]:
-        """Every node that has run within a day, by name and host; those that are gone come last.
+    def fleet(self, *nodes: int, connection: CallersConnection | None = None) -> list[NodeRecord]:
+        """Every node that has run within a day, or those of `nodes`, by name and host; those that
+        are gone come last.
 
         Each record is what the node has published at its `published_at`: at most a minute ago,
         and two seconds ago while `watch_fleet` is called.
         """
-        rows = self._connections.rows(connection, "read_fleet", "monitor")
+        numbers = [check_whole("node", node, _LEAST, _MOST) for node in nodes] or None
+        rows = self._connections.rows(connection, "read_fleet", "monitor", nodes=numbers)
         return [node_record(NodeRow._make(row)) for row in rows]
 
     def watch_fleet(self, seconds: float = 10.0) -> None:

@@ -18,6 +18,7 @@ from cmdbus.supervisor.cli.configuration import read
 from cmdbus.supervisor.cli.domains import domain, pause, resume, status
 from cmdbus.supervisor.cli.limits import limit_
 from cmdbus.supervisor.cli.managed_processes import process
+from cmdbus.supervisor.cli.nodes import nodes
 from cmdbus.supervisor.cli.options import RedactingGroup, database_options, option
 from cmdbus.supervisor.cli.output import show_json, show_lines
 from cmdbus.supervisor.cli.ps import ps
@@ -120,6 +121,7 @@ def _for_all(group: click.Group, values: dict[str, str | bool]) -> dict[str, Any
 for command in (
     *(send, get, list_, cancel, reschedule, status, domain, limit_, pause, resume, batch, tsq, ps),
     breaker,
+    nodes,
 ):
     main.add_command(command)
 main.add_command(process)

@@ -1,9 +1,10 @@
 -- What nodes have published.
 
 -- name: read_fleet
--- By name and host, nodes that are gone last.
+-- All, or these; by name and host, those that are gone last.
 SELECT n.node, n.name, n.host, n.published_at, g.gone, n.stopped, n.state
 FROM {schema}.published_node n, LATERAL {schema}.is_gone(n.stopped, n.published_at) g (gone)
+WHERE %(nodes)s::bigint[] IS NULL OR n.node = ANY (%(nodes)s::bigint[])
 ORDER BY g.gone, n.name, n.host, n.node
 LIMIT 500;
 

@@ -1,0 +1,29 @@
+"""Lets nodes publish often while a page shows them: renewed by each reading of such a view, at most
+every few seconds for each bus, and over when no page has read one for a while."""
+
+from threading import Lock
+from weakref import WeakKeyDictionary
+
+from cmdbus.clock import time
+from cmdbus.producer.bus import CommandBus
+from cmdbus.web.failures import failure
+
+#: Seconds for which one call lets nodes publish often, and from one call to the next.
+WATCH_SECONDS, _RENEWAL_SECONDS = 10.0, 3.0
+
+_renewed: WeakKeyDictionary[CommandBus, float] = WeakKeyDictionary()
+_lock = Lock()
+
+
+def watch_fleet(bus: CommandBus) -> None:
+    """A role without this right, or a read-only server, is no error: its figures are older."""
+    now = time.monotonic()
+    with _lock:
+        if now < _renewed.get(bus, float("-inf")) + _RENEWAL_SECONDS:
+            return
+        _renewed[bus] = now
+    try:
+        bus.watch_fleet(WATCH_SECONDS)
+    except Exception as error:
+        if failure(error) is None:
+            raise
