@@ -125,6 +125,7 @@ class AsyncCommandBus(AsyncSenders):
     get = _awaited(CommandBus.get)
     query = _awaited(CommandBus.query)
     search = _awaited(CommandBus.search)
+    find = _awaited(CommandBus.find)
     known_types = _awaited(CommandBus.known_types)
     audit = _awaited(CommandBus.audit)
     explain = _awaited(CommandBus.explain)

@@ -46,16 +46,16 @@ KNOWN = {
 class Conditions(NamedTuple):
     """Of a search; None leaves one out."""
 
-    domain: str | None
-    type: str | None
-    status: str | None
-    error_code: str | None
-    key: str | None
-    batch_id: UUID | None
-    correlation_id: UUID | None
-    since: datetime | None
-    until: datetime | None
-    text: str | None
+    domain: str | None = None
+    type: str | None = None
+    status: str | None = None
+    error_code: str | None = None
+    key: str | None = None
+    batch_id: UUID | None = None
+    correlation_id: UUID | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    text: str | None = None
 
 
 class Surroundings(NamedTuple):

@@ -1,12 +1,19 @@
 """Searches for operators: pages of commands, whose cost does not grow with the tables."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
-from cmdbus.checks import check_id, check_key, check_seconds, check_text, check_whole
+from cmdbus.checks import (
+    check_id,
+    check_key,
+    check_name,
+    check_seconds,
+    check_text,
+    check_whole,
+)
 from cmdbus.clock import time
 from cmdbus.database.adapters import Row
 from cmdbus.integrations.callers_connection import CallersConnection
@@ -105,6 +112,23 @@ class Searching:
         check_whole("max_rows", max_rows, 1)
         return search.page(limit, after, max_rows, check_seconds("max_seconds", max_seconds))
 
+    def find(
+        self,
+        commands: Iterable[tuple[str, UUID | str]],
+        *,
+        connection: CallersConnection | None = None,
+    ) -> list[FoundCommand]:
+        """Those of these `commands`, each a domain and an id, that exist: at most 1000, the last
+        sent first."""
+        keys = [
+            (check_name("domain", domain), check_id("command_id", id_)) for domain, id_ in commands
+        ]
+        if len(keys) > _MAX_LIMIT:
+            raise ValueError(f"find takes at most {_MAX_LIMIT} commands, not {len(keys)}")
+        search = _Search(self._connections, connection, Conditions())
+        *_, reads = search.queues()
+        return search.commands([key[0] for key in keys], [key[1] for key in keys], not reads)
+
     def known_types(self, *, connection: CallersConnection | None = None) -> dict[str, list[str]]:
         """Domains that have commands or settings, in alphabetical order, each with its types as
         far as they are those of recent commands."""
@@ -142,18 +166,18 @@ class _Search:
         self._read = 0
 
     def by_id(self, command_id: UUID) -> CommandPage:
-        *_, reads = self._queues()
+        *_, reads = self.queues()
         if self._conditions.domain is not None:
             domains = [self._conditions.domain]
         else:
             domains = [name for (name,) in self._rows("list_domains", count=_MAX_DOMAINS)]
-        commands = self._commands(domains, [command_id] * len(domains), not reads)
+        commands = self.commands(domains, [command_id] * len(domains), not reads)
         return CommandPage(commands=commands, next=None, stopped=None, restricted=not reads)
 
     def page(self, limit: int, after: str | None, rows: int, seconds: float) -> CommandPage:
         digest = search_cursors.digest(self._conditions._asdict())
         positions = None if after is None else search_cursors.decode(digest, after, KNOWN)
-        ready, priorities, scheduled, limited, reads = self._queues()
+        ready, priorities, scheduled, limited, reads = self.queues()
         if positions is None:
             many = max(len(ready), len(scheduled)) > _MAX_QUEUES
             positions = dict.fromkeys(self._chosen(Surroundings(many, limited)))
@@ -174,7 +198,7 @@ class _Search:
                 break
             taken[found.domain, found.command_id] = found
         left = positions_left(walks, taken.values())
-        commands = self._commands([key[0] for key in taken], [key[1] for key in taken], not reads)
+        commands = self.commands([key[0] for key in taken], [key[1] for key in taken], not reads)
         stopped = None
         if is_stopped and len(taken) < limit:
             stopped = SearchStop(rows=self._read, seconds=self._elapsed(), reached=reached(walks))
@@ -185,7 +209,7 @@ class _Search:
             restricted=not reads,
         )
 
-    def _queues(self) -> Row:
+    def queues(self) -> Row:
         domain = self._conditions.domain
         return self._rows("begin_search", domain=domain, count=_MAX_QUEUES + 1)[0]
 
@@ -218,7 +242,7 @@ class _Search:
         )
         self._read += walk.feed(rows, self._elapsed() - begun)
 
-    def _commands(
+    def commands(
         self, domains: list[str], command_ids: list[UUID], restricted: bool
     ) -> list[FoundCommand]:
         """Those that still have the status that is searched."""

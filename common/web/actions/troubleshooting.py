@@ -7,18 +7,17 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from cmdbus.checks import check_id, check_name, shown
+from cmdbus.checks import shown
 from cmdbus.counting import count_of
-from cmdbus.errors import CmdbusError, CommandNotFoundError, InvalidOperationError
+from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.records import CommandRecord, Status
 from cmdbus.web.action import Action, Body
 from cmdbus.web.actions.answers import FOR_GOOD, commands, done, field, preview
+from cmdbus.web.actions.named import carry_out, counted, named_commands
 from cmdbus.web.actions.order import Order
 from cmdbus.web.request import LONG_BODY_BYTES
 
-#: Commands that are named one by one, at most.
-MAX_NAMED = 1000
 _TARGETS = ("commands", "group", "match")
 _CONDITIONS = ("domain", "type", "error_code", "key", "since", "until")
 _GROUP = ("domain", "type", "error_code")
@@ -69,7 +68,7 @@ def _preview(bus: CommandBus, body: Body, verb: Verb) -> dict[str, Any]:
     if verb is _COMPLETE:
         hint = "JSON, sent with the reply. Nothing is null."
         fields = [field("result", "Result", "json", hint=hint)]
-    named = _named(order)
+    named = named_commands(order)
     if named is None:
         return _preview_all(bus, order, verb, fields)
     if len(named) > 1:
@@ -129,7 +128,7 @@ def _preview_all(
 
 def _perform(bus: CommandBus, body: Body, operator: str, verb: Verb) -> dict[str, Any]:
     order = _order(body, verb)
-    named = _named(order)
+    named = named_commands(order)
     remark = {"operator": operator, "reason": order.reason}
     if named is None:
         conditions = _conditions(order)
@@ -138,31 +137,17 @@ def _perform(bus: CommandBus, body: Body, operator: str, verb: Verb) -> dict[str
         resolution = _resolution(order, verb, single=False)
         resolve_all = getattr(bus.troubleshooting, f"{verb.method}_all")
         count = resolve_all(**conditions, **remark, **resolution)
-        return _done(count, verb)
+        return done(counted(count, verb.participle), count=count, undone=verb.undone)
     resolution = _resolution(order, verb, single=len(named) == 1)
     if len(named) == 1 and body.get("state") is not None:
         record = _found(bus, *named[0], verb)
         order.check_state(f"command {record.command_id}", _state(record))
     resolve = getattr(bus.troubleshooting, verb.method)
-    count, refusal = 0, None
-    for domain, command_id in named:
-        try:
-            resolve(domain, command_id, **remark, **resolution)
-            count += 1
-        except (CommandNotFoundError, InvalidOperationError) as error:
-            refusal = refusal or error
-    if refusal is not None and count == 0:
-        raise refusal
-    return _done(count, verb, len(named) - count, refusal)
 
+    def change(domain: str, command_id: UUID) -> None:
+        resolve(domain, command_id, **remark, **resolution)
 
-def _done(
-    count: int, verb: Verb, left: int = 0, refusal: CmdbusError | None = None
-) -> dict[str, Any]:
-    sentence = f"{count_of(count)} {verb.participle}"
-    if left:
-        sentence += f"; {left} not: {refusal}" if left == 1 else f"; {left} not, one as {refusal}"
-    return done(sentence, count=count, undone=verb.undone)
+    return carry_out(named, change, verb.participle, undone=verb.undone)
 
 
 def _order(body: Body, verb: Verb) -> Order:
@@ -171,21 +156,6 @@ def _order(body: Body, verb: Verb) -> Order:
     if len(order.target) != 1:
         raise ValueError("target must be one of commands, group and match")
     return order
-
-
-def _named(order: Order) -> list[tuple[str, UUID]] | None:
-    """Domain and id of each, once; None if conditions say which."""
-    found = order.target.get("commands")
-    if found is None:
-        return None
-    if not isinstance(found, list) or not 1 <= len(found) <= MAX_NAMED:
-        raise ValueError(f"target.commands must be a list of 1 to {MAX_NAMED} commands")
-    named = []
-    for each in found:
-        if not isinstance(each, list) or len(each) != 2:
-            raise ValueError(f"a command is its domain and its id, not {shown(each)}")
-        named.append((check_name("domain", each[0]), check_id("command_id", each[1])))
-    return list(dict.fromkeys(named))
 
 
 def _conditions(order: Order) -> dict[str, Any]:
