@@ -45,7 +45,8 @@ INTEGRATIONS = "cmdbus.worker.integrations"
 WEB = [*SHARED, "cmdbus.producer"]
 FLOOR_PLAN |= {
     "cmdbus.web.http": SHARED,
-    "cmdbus.web": [*WEB, "cmdbus.web.http"],
+    "cmdbus.web.security": [*SHARED, "cmdbus.web.http"],
+    "cmdbus.web": [*WEB, "cmdbus.web.http", "cmdbus.web.security"],
     "cmdbus.web.actions": [*WEB, "cmdbus.web"],
     "cmdbus.web.views": [*WEB, "cmdbus.web"],
 }
@@ -99,7 +100,7 @@ IN_CHILDREN = {
     ],
     "cmdbus.supervisor.cli": [
         *["cmdbus.database", "cmdbus.embedded", "cmdbus.producer"],
-        *["cmdbus.web", "cmdbus.web.http"],
+        *["cmdbus.web", "cmdbus.web.http", "cmdbus.web.security"],
     ],
     "cmdbus.worker.demo": ["cmdbus.web", "cmdbus.web.http"],
 }

@@ -20,6 +20,7 @@ from cmdbus.errors import (
 from cmdbus.producer.ids import new_id
 from cmdbus.web import application
 from cmdbus.web.action import Action
+from cmdbus.web.http.request import BODY_BYTES
 from cmdbus.web.json_values import encode, payload
 from cmdbus.web.query import BadQuery, Query, parse_view
 from cmdbus.web.wsgi import Application
@@ -144,7 +145,7 @@ def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
 
 
 def test_a_body_is_bounded_and_whole() -> None:
-    large = ask(made(), "/api/actions/poke", method="POST", body=b" " * 65_537)
+    large = ask(made(), "/api/actions/poke", method="POST", body=b" " * (BODY_BYTES + 1))
     assert large.status == 413
     for length in ("9" * 30, "-1", "x", "5"):
         reply = ask(made(), "/api/actions/poke", method="POST", body=b"{}", CONTENT_LENGTH=length)

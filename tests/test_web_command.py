@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
 
 import httpx
@@ -90,3 +91,62 @@ def test_it_prints_json_for_programs() -> None:
     with page("--dsn", "host=/nonexistent", "--json", "--operator", "ann") as (process, url):
         assert httpx.get(f"{url}api/session", trust_env=False).json()["operator"] == "ann"
         process.terminate()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_beyond_this_machine_it_must_know_its_users(dsn: str, host: str) -> None:
+    result = here("web", "--dsn", dsn, "--http", f"{host}:0")
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert "say with --auth token or --auth header:NAME" in result.stderr
+
+
+@pytest.mark.process
+def test_a_token_is_printed_once_and_is_in_no_list_of_processes(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    options = ("--dsn", "host=/nonexistent", "--auth", "token", "--token-file", str(file))
+    with page(*options) as (process, url):
+        assert process.stdout is not None
+        token = process.stdout.readline().removeprefix("token: ").strip()
+        assert process.stdout.readline() == f"token file: {file}\n"
+        assert file.read_text().strip() == token
+        assert token.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        with httpx.Client(base_url=url, trust_env=False, follow_redirects=True) as client:
+            assert "Token" in client.get("/").text
+            assert client.get("/api/session").status_code == 401
+            assert client.post("/sign-in", data={"token": token}).status_code == 200
+            assert client.get("/api/session").json()["signs_out"]
+            cookie = dict(client.cookies)
+    with page(*options) as (process, url):
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"token file: {file}\n"
+        again = url.rpartition(":")[2].strip("/")
+        named = {f"cmdbus_web_{again}": value for value in cookie.values()}
+        with httpx.Client(base_url=url, trust_env=False, cookies=named) as client:
+            assert client.get("/api/session").status_code == 200
+
+
+@pytest.mark.process
+def test_a_proxy_names_the_user_once() -> None:
+    header = "X-Forwarded-User"
+    options = ("--dsn", "host=/nonexistent", "--auth", f"header:{header}", "--role", "viewer")
+    with (
+        page(*options) as (_, url),
+        httpx.Client(base_url=url, trust_env=False) as client,
+    ):
+        assert client.get("/").status_code == 403
+        session = client.get("/api/session", headers={header: "ann"}).json()
+        assert (session["user"], session["acts"]) == ("ann", False)
+        assert client.get("/", headers=[(header, "ann"), (header, "eve")]).status_code == 400
+
+
+def test_it_refuses_what_cannot_be_meant(dsn: str, tmp_path: Path) -> None:
+    for auth in ("password", "header:", "header:Cookie", "header:a b"):
+        assert here("web", "--dsn", dsn, *LISTEN, "--auth", auth).exit_code == 2
+    result = here("web", "--dsn", dsn, *LISTEN, "--token-file", str(tmp_path / "t"))
+    assert result.exit_code == 2 and "--token-file is for --auth token" in result.stderr
+    file = tmp_path / "token"
+    file.write_text("x" * 40)
+    file.chmod(0o644)
+    options = ("--auth", "token", "--token-file", str(file))
+    result = here("web", "--dsn", dsn, *LISTEN, *options)
+    assert result.exit_code == 1 and "other users may read" in result.stderr

@@ -28,9 +28,13 @@ def ask(
     method: str = "GET",
     body: object = None,
     headers: Mapping[str, str] | None = None,
+    bare: bool = False,
     **environ: Any,
 ) -> Reply:
-    """`path` with its query; a `body` of bytes as it is, and any other as JSON."""
+    """`path` with its query; a `body` of bytes as it is, and any other as JSON. A POST has the
+    cookie and the token of the page's session, unless it is `bare`."""
+    if method == "POST" and not bare:
+        headers = {**entered(application, headers=headers, **environ), **(headers or {})}
     path, _, query = path.partition("?")
     content = (
         body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
@@ -63,3 +67,14 @@ def ask(
     content = b"".join(parts)
     [status, sent] = answered
     return Reply(status, sent, content)
+
+
+def entered(
+    application: Application, headers: Mapping[str, str] | None = None, **environ: Any
+) -> dict[str, str]:
+    """Fields of requests for changes, as the page sends them."""
+    session = ask(application, "/api/session", headers=headers, **environ)
+    if session.status != 200:
+        return {}
+    cookie = session.headers.get("Set-Cookie", "").partition(";")[0]
+    return {"Cookie": cookie, "X-CSRF-Token": session.json["csrf"]}

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cmdbus.producer.bus import CommandBus
-from cmdbus.web.request import BODY_BYTES
+from cmdbus.web.http.request import BODY_BYTES
+
+#: Bytes of a body with edited data, which is JSON in JSON.
+LONG_BODY_BYTES = 4 * 1024**2
 
 #: What the page sends: {"target": {...}, "values": {...}, "reason": "..."}.
 Body = Mapping[str, Any]

@@ -50,6 +50,11 @@ def find(name: str, *, accepts: str = "", known: str = "") -> Response | None:
     return Response(HTTPStatus.OK, asset.type, content, tuple(headers))
 
 
+def content(name: str) -> bytes:
+    """Of a file that is there."""
+    return (FOLDER / name).read_bytes()
+
+
 @cache
 def _names() -> dict[str, Path]:
     """Files by name: no path of a request is ever opened."""

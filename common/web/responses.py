@@ -1,7 +1,7 @@
 """What is sent back to a browser, as values."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 
 from cmdbus.web.json_values import encode
@@ -24,3 +24,7 @@ def json_response(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response
 
 def refusal(status: HTTPStatus, sentence: str) -> Response:
     return json_response({"error": sentence}, status)
+
+
+def with_headers(response: Response, *headers: tuple[str, str]) -> Response:
+    return replace(response, headers=(*headers, *response.headers))

@@ -3,23 +3,24 @@
 from importlib.metadata import version
 from typing import Any
 
-from cmdbus.errors import DatabaseUnavailableError
+from cmdbus.errors import CmdbusError
 from cmdbus.printable import joined
 from cmdbus.producer.bus import CommandBus
-
-OPERATOR, VIEWER = "operator", "viewer"
-ROLES = (OPERATOR, VIEWER)
+from cmdbus.web.security.gate import OPERATOR, Entry
 
 
-def session(bus: CommandBus, role: str, *, operator: str | None, threaded: bool) -> dict[str, Any]:
-    """Without the database it says that, and the page starts all the same."""
+def session(
+    bus: CommandBus, entry: Entry, *, csrf: str, operator: str | None, threaded: bool
+) -> dict[str, Any]:
+    """Without the database it says that, and the page starts all the same. `operator`: the name
+    that the page proposes where it knows no user."""
     value: dict[str, Any] = {
-        "user": None,
-        "operator": operator,
-        "role": role,
-        "acts": role == OPERATOR,
+        "user": entry.visitor.user,
+        "operator": entry.visitor.user or operator,
+        "role": entry.role,
+        "acts": entry.role == OPERATOR,
         "reads_data": True,
-        "csrf": "",
+        "csrf": csrf,
         "version": version("cmdbus"),
         "schema": None,
         "database": None,
@@ -27,11 +28,11 @@ def session(bus: CommandBus, role: str, *, operator: str | None, threaded: bool)
     }
     try:
         rights = bus.rights()
-    except DatabaseUnavailableError as error:
+    except CmdbusError as error:
         return {**value, "away": joined(str(error))}
     return {
         **value,
-        "acts": role == OPERATOR and rights.operates,
+        "acts": entry.role == OPERATOR and rights.operates,
         "reads_data": rights.reads_data,
         "schema": rights.schema,
         "database": rights.database,

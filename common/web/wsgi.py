@@ -1,28 +1,36 @@
 """The page as a WSGI application: finds what a request asks for, and answers."""
 
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from cmdbus.checks import check_operator
 from cmdbus.producer.bus import CommandBus
 from cmdbus.web import assets
 from cmdbus.web.action import Action
 from cmdbus.web.failures import failure
+from cmdbus.web.http.request import Request, TooLarge
 from cmdbus.web.http.runner import place_of
 from cmdbus.web.json_values import encode
 from cmdbus.web.live import Feed, FeedFullError, watched
 from cmdbus.web.query import BadQuery, NotFound, parse
-from cmdbus.web.request import Request, TooLarge
-from cmdbus.web.responses import Response, json_response, refusal
-from cmdbus.web.session import ROLES, session
+from cmdbus.web.responses import Response, json_response, refusal, with_headers
+from cmdbus.web.security.access import Access, LocalAccess
+from cmdbus.web.security.gate import OPERATOR, Entry, Gate, RefusedError, Role, signed_out
+from cmdbus.web.security.origins import HEADERS, foreign_origin, is_foreign_read
+from cmdbus.web.security.tickets import Tickets
+from cmdbus.web.security.token_access import TokenAccess
+from cmdbus.web.session import session
+from cmdbus.web.sign_in import SignIn
 from cmdbus.web.view import Views, read, read_path
 
 logger = logging.getLogger(__name__)
 
 StartResponse = Callable[[str, list[tuple[str, str]]], object]
 
-_POSTS = ("preview/", "actions/")
+_CHANGES = ("api/preview/", "api/actions/", "api/sign-out")
 
 
 class Application:
@@ -32,12 +40,21 @@ class Application:
         views: Views,
         actions: Mapping[str, Action],
         *,
-        role: str,
+        role: Role = OPERATOR,
+        access: Access | None = None,
+        secret: bytes | None = None,
         operator: str | None = None,
     ) -> None:
-        if role not in ROLES:
-            raise ValueError(f"role must be one of {', '.join(ROLES)}, not {role!r}")
-        self._bus, self._views, self._actions, self._role = bus, views, actions, role
+        """`access`: for whom it is; without it, for this machine. `secret` signs the tickets, and
+        without it they are taken by this object alone. `operator`: for the audit trail, where
+        neither the access nor the page knows a name."""
+        access = access or LocalAccess()
+        self._bus, self._views, self._actions = bus, views, actions
+        tickets = Tickets(secret or secrets.token_bytes(32))
+        self._gate = Gate(access, tickets, role, is_shared=secret is not None)
+        self._sign_in = None
+        if isinstance(access, TokenAccess):
+            self._sign_in = SignIn(access, assets.content("sign-in.html"))
         self._operator = operator
         self._feed = Feed(lambda path: encode(read_path(bus, views, path)))
 
@@ -50,7 +67,7 @@ class Application:
     ) -> Iterable[bytes]:
         request = Request(environ)
         response = self.respond(request)
-        headers = [("Content-Type", response.type), *response.headers]
+        headers = [("Content-Type", response.type), *HEADERS, *response.headers]
         body = response.body
         if isinstance(body, bytes):
             if response.status is not HTTPStatus.NOT_MODIFIED:
@@ -62,48 +79,74 @@ class Application:
     def respond(self, request: Request) -> Response:
         try:
             return self._routed(request)
+        except RefusedError as refused:
+            return refusal(refused.status, str(refused))
         except TooLarge as error:
             return refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error))
         except Exception as error:
             answer = failure(error)
             if answer is None:
                 logger.error("the page could not answer: %s", place_of(error))
-                text = "the page failed: its log says why"
+                text = "the page failed: its log says where"
                 return refusal(HTTPStatus.INTERNAL_SERVER_ERROR, text)
             return json_response(answer[1], answer[0])
 
     def _routed(self, request: Request) -> Response:
         path = request.path.removeprefix("/")
-        in_api = path.startswith("api/")
-        rest = path.removeprefix("api/")
-        if in_api and rest.startswith(_POSTS):
-            if request.method != "POST":
-                return _not_allowed("POST")
-            return self._acted(request, *rest.split("/", 1))
-        if request.method not in ("GET", "HEAD"):
-            return _not_allowed("GET, HEAD")
-        if in_api:
-            return self._read(request, rest)
-        name = "index.html" if not path else path.removeprefix("static/")
-        is_asset = not path or path.startswith("static/")
-        found = self._asset(request, name) if is_asset else None
+        methods = _methods_of(path)
+        if request.method not in methods:
+            return _not_allowed(methods)
+        if path.startswith("api/"):
+            entry = self._gate.enter(request)
+            rest = path.removeprefix("api/")
+            if request.method == "POST":
+                return self._changed(request, entry, rest)
+            return self._read(request, entry, rest)
+        self._gate.admit(request)
+        if request.lacks_slash:
+            return _redirect(request.quoted_prefix + "/")
+        if path == "sign-in" and self._sign_in is not None:
+            return self._signed_in(request, self._sign_in)
+        if not path:
+            # After a link on another site a browser sends no cookie: the page then asks for itself.
+            if not self._gate.is_signed_in(request) and not is_foreign_read(request):
+                return _redirect("sign-in")
+            path = "static/index.html"
+        is_asset = path.startswith("static/")
+        found = self._asset(request, path.removeprefix("static/")) if is_asset else None
         return found or refusal(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def _signed_in(self, request: Request, sign_in: SignIn) -> Response:
+        if request.method != "POST":
+            return sign_in.form()
+        if reason := foreign_origin(request):
+            return refusal(HTTPStatus.FORBIDDEN, reason)
+        return sign_in.check(request) or _redirect("./", self._gate.signed_in(request))
 
     def _asset(self, request: Request, name: str) -> Response | None:
         accepts, known = request.header("Accept-Encoding"), request.header("If-None-Match")
         return assets.find(name, accepts=accepts or "", known=known or "")
 
-    def _read(self, request: Request, path: str) -> Response:
+    def _read(self, request: Request, entry: Entry, path: str) -> Response:
         if path == "live":
             return self._live(request)
         name, query = parse(path, request.query)
         if name == "session":
             query.check()
-            value = session(
-                self._bus, self._role, operator=self._operator, threaded=request.is_threaded
-            )
-            return json_response(value)
+            return self._session(request, self._gate.renewed(entry))
         return json_response(read(self._bus, self._views, name, query))
+
+    def _session(self, request: Request, entry: Entry) -> Response:
+        value = session(
+            self._bus,
+            entry,
+            csrf=self._gate.csrf(entry),
+            operator=self._operator,
+            threaded=request.is_threaded,
+        )
+        value["signs_out"] = self._sign_in is not None
+        headers = (self._gate.cookie(request, entry),) if entry.is_new else ()
+        return with_headers(json_response(value), *headers)
 
     def _live(self, request: Request) -> Response:
         paths = watched(request.query)
@@ -117,19 +160,37 @@ class Application:
         headers = (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
         return Response(HTTPStatus.OK, "text/event-stream", stream, headers)
 
-    def _acted(self, request: Request, what: str, name: str) -> Response:
+    def _changed(self, request: Request, entry: Entry, path: str) -> Response:
+        self._gate.check_change(request, entry)
+        if path == "sign-out":
+            return with_headers(json_response({"done": "signed out"}), signed_out(request))
+        self._gate.check_role(entry)
+        what, _, name = path.partition("/")
         action = self._actions.get(name)
         if action is None:
             raise NotFound(f"there is no action {name!r}")
         body = request.json(action.body_bytes)
         if what == "preview":
             return json_response(action.preview(self._bus, body))
-        operator = body.get("operator") or self._operator
-        if not isinstance(operator, str) or not operator.strip():
+        operator = entry.visitor.user or body.get("operator") or self._operator
+        if operator is None:
             raise BadQuery("the name of the operator is missing: the audit trail needs it")
-        return json_response(action.perform(self._bus, body, operator))
+        return json_response(action.perform(self._bus, body, check_operator(operator)))
 
 
-def _not_allowed(methods: str) -> Response:
-    answer = refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"only {methods}")
-    return Response(answer.status, answer.type, answer.body, (("Allow", methods), *answer.headers))
+def _methods_of(path: str) -> tuple[str, ...]:
+    if path.startswith(_CHANGES):
+        return ("POST",)
+    return ("GET", "HEAD", "POST") if path == "sign-in" else ("GET", "HEAD")
+
+
+def _not_allowed(methods: Iterable[str]) -> Response:
+    allowed = ", ".join(methods)
+    answer = refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"only {allowed}")
+    return with_headers(answer, ("Allow", allowed))
+
+
+def _redirect(location: str, *headers: tuple[str, str]) -> Response:
+    """By GET; a browser keeps the hash of its address."""
+    answer = refusal(HTTPStatus.SEE_OTHER, "it is elsewhere")
+    return with_headers(answer, ("Location", location), *headers)

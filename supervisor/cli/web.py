@@ -1,11 +1,14 @@
 """`cmdbus web`: the operators' page, in a process of its own."""
 
+import ipaddress
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,13 +17,20 @@ from cmdbus.checks import check_operator
 from cmdbus.printable import one_line
 from cmdbus.supervisor.cli.options import database_options, login_name, option
 from cmdbus.supervisor.cli.output import show_json, show_lines
-from cmdbus.supervisor.cli.session import database, ignored_options, json_option, one_line_errors
+from cmdbus.supervisor.cli.session import (
+    UsageProblem,
+    database,
+    ignored_options,
+    json_option,
+    one_line_errors,
+)
 from cmdbus.supervisor.cli.values import address
 from cmdbus.supervisor.host import address_text, bound
 
 if TYPE_CHECKING:
     from cmdbus.producer.bus import CommandBus
     from cmdbus.web.http.server import Server
+    from cmdbus.web.security.access import Access
 
 #: Of the page's sessions in pg_stat_activity.
 _APPLICATION_NAME = "cmdbus:web"
@@ -30,15 +40,40 @@ _BACKLOG = 512
 #: Seconds for requests that run when the page is stopped.
 _STOP_SECONDS = 1.0
 _ROLES = ("operator", "viewer")
+_TOKEN, _HEADER = "token", "header:"
+
+
+def _auth(text: str) -> str:
+    """As it was given, if it is one."""
+    from cmdbus.web.security.access import check_header
+
+    if text.startswith(_HEADER):
+        return _HEADER + check_header(text.removeprefix(_HEADER))
+    if text != _TOKEN:
+        raise ValueError(f"it must be token, or like header:X-Forwarded-User, not {text!r}")
+    return text
 
 
 @click.command(
     help="""Show what the bus does in a browser, and let operators act there.
 
+    It shows and changes what its database role may: an operator's role, or a monitor's, which
+    sees no data (cmdbus init). Without --auth it is for the users and programs of this machine.
+
+    --auth token: whoever knows the token signs in with it. It is made when it is first used,
+    printed once, and kept in --token-file. The page itself speaks no TLS: beyond this machine,
+    put it behind a proxy that does, or into a private network.
+
+    --auth header:X-Forwarded-User: a proxy has signed the user in, and names the user in this
+    header of each request. Whoever reaches the port past the proxy can be any user. So only the
+    proxy may reach it, and the proxy must overwrite the header of what it forwards. The audit
+    trail gets that name.
+
     \b
     Examples:
       cmdbus web --dsn-file /etc/shop/dsn
-      cmdbus web --http :8081 --role viewer
+      cmdbus web --http 0.0.0.0:8080 --auth token
+      cmdbus web --http :8081 --auth header:X-Forwarded-User --role viewer
     """,
 )
 @database_options
@@ -53,6 +88,22 @@ _ROLES = ("operator", "viewer")
     help="Where it listens, as HOST:PORT or :PORT.",
 )
 @option(
+    "--auth",
+    envvar="CMDBUS_WEB_AUTH",
+    show_envvar=True,
+    metavar="token|header:NAME",
+    parse=_auth,
+    help="How the page knows its users. Needed where other machines can reach it.",
+)
+@option(
+    "--token-file",
+    envvar="CMDBUS_WEB_TOKEN_FILE",
+    show_envvar=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    show_default="web-token in the state directory of cmdbus",
+    help="Where the token of --auth token is, which no other user may read.",
+)
+@option(
     "--role",
     envvar="CMDBUS_WEB_ROLE",
     show_envvar=True,
@@ -65,8 +116,7 @@ _ROLES = ("operator", "viewer")
     has_variable=True,
     metavar="NAME",
     parse=check_operator,
-    default=login_name,
-    show_default="your login name",
+    show_default="your login name, without --auth",
     help="Name for the audit trail, where the page knows no other.",
 )
 @json_option
@@ -76,15 +126,19 @@ def web(
     embedded: bool,
     schema: str,
     listen_at: tuple[str, int],
+    auth: str | None,
+    token_file: Path | None,
     role: str,
-    operator: str,
+    operator: str | None,
     as_json: bool,
 ) -> None:
     from cmdbus.database.dsn import with_defaults
     from cmdbus.producer.bus import CommandBus
-    from cmdbus.web import application
     from cmdbus.web.http.server import Server
+    from cmdbus.web.serving import page, server_settings
 
+    if token_file is not None and auth != _TOKEN:
+        raise UsageProblem("--token-file is for --auth token")
     with (
         one_line_errors(),
         database(dsn, embedded=embedded, schema=schema) as where,
@@ -92,17 +146,51 @@ def web(
     ):
         named = with_defaults(where, application_name=_APPLICATION_NAME, settings=_SETTINGS)
         bus = stack.enter_context(CommandBus(named, schema=schema))
-        page = application(bus, role=role, operator=operator)
-        stack.callback(page.close)
-        server = Server(bound(*listen_at, backlog=_BACKLOG), page)
+        listener = stack.enter_context(bound(*listen_at))
+        check_reach(listener, auth)
+        access, secret, notes = _access(auth, token_file, listen_at[0])
+        if operator is None and auth is None:
+            operator = login_name()
+        served = page(bus, access, role=role, secret=secret, operator=operator)
+        stack.callback(served.close)
+        listener.listen(_BACKLOG)
+        server = Server(listener, served, server_settings(auth and auth.partition(":")[2]))
         url = f"http://{address_text(*server.address)}/"
         with _stopped_by_signals(server):
             if as_json:
-                show_json({"url": url, "role": role, "pid": os.getpid()})
+                show_json({"url": url, "role": role, "auth": auth, "pid": os.getpid(), **notes})
             else:
-                show_lines([f"the operators' page is at {url}"])
+                show_lines(
+                    [f"the operators' page is at {url}", *(f"{k}: {v}" for k, v in notes.items())]
+                )
             threading.Thread(target=_report, args=[bus], name="web-report", daemon=True).start()
             server.run()
+
+
+def check_reach(listener: socket.socket, auth: str | None) -> None:
+    """Refuses a page that other machines can reach and that does not know its users."""
+    host = listener.getsockname()[0]
+    if auth is None and not ipaddress.ip_address(host).is_loopback:
+        raise UsageProblem(
+            f"other machines can reach {host}: say with --auth token or --auth header:NAME how "
+            f"the page knows its users, or listen at 127.0.0.1"
+        )
+
+
+def _access(
+    auth: str | None, token_file: Path | None, host: str
+) -> "tuple[Access, bytes | None, dict[str, str]]":
+    """With what is printed about it."""
+    from cmdbus.web.security.token_file import default_path, read_or_make
+    from cmdbus.web.serving import access_of
+
+    if auth != _TOKEN:
+        header = None if auth is None else auth.partition(":")[2]
+        return *access_of(host=host, header=header), {}
+    file = (token_file or default_path()).absolute()
+    token, is_new = read_or_make(file)
+    notes = {"token": token} if is_new else {}
+    return *access_of(host=host, token=token), {**notes, "token file": str(file)}
 
 
 @contextmanager

@@ -11,11 +11,10 @@ from cmdbus.priorities import PRIORITIES
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.found_commands import FoundCommand
 from cmdbus.producer.records import Status
-from cmdbus.web.action import Action, Body
+from cmdbus.web.action import LONG_BODY_BYTES, Action, Body
 from cmdbus.web.actions.answers import commands, done, field, preview, undoing
 from cmdbus.web.actions.named import Named, carry_out, counted, named_commands
 from cmdbus.web.actions.order import Order
-from cmdbus.web.request import LONG_BODY_BYTES
 
 _CONDITIONS = ("domain", "type", "key", "since", "until")
 _TIMES = ("since", "until")

@@ -12,11 +12,10 @@ from cmdbus.counting import count_of
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.records import CommandRecord, Status
-from cmdbus.web.action import Action, Body
+from cmdbus.web.action import LONG_BODY_BYTES, Action, Body
 from cmdbus.web.actions.answers import FOR_GOOD, commands, done, field, preview
 from cmdbus.web.actions.named import carry_out, counted, named_commands
 from cmdbus.web.actions.order import Order
-from cmdbus.web.request import LONG_BODY_BYTES
 
 _TARGETS = ("commands", "group", "match")
 _CONDITIONS = ("domain", "type", "error_code", "key", "since", "until")

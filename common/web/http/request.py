@@ -3,13 +3,15 @@
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
-from cmdbus.web.query import BadQuery
-
-#: Bytes of a body, at most; and of one with edited data, which is JSON in JSON.
+#: Bytes of a body, at most, unless more are asked for.
 BODY_BYTES = 64 * 1024
-LONG_BODY_BYTES = 4 * 1024**2
 _NO_OBJECT = "the body must be a JSON object"
+
+
+class MalformedError(ValueError):
+    """The request cannot be read; the text is a sentence."""
 
 
 class TooLarge(Exception):
@@ -23,9 +25,15 @@ class Request:
         #: WSGI holds bytes as latin-1.
         self.path = _decoded(environ.get("PATH_INFO", "")) or "/"
         self.prefix = _decoded(environ.get("SCRIPT_NAME", "")).rstrip("/")
+        #: Of a mount without the slash at its end: nothing below it can be named relatively.
+        self.lacks_slash = bool(self.prefix) and not environ.get("PATH_INFO")
         self.query = str(environ.get("QUERY_STRING", ""))
         self.is_secure = environ.get("wsgi.url_scheme") == "https"
         self.is_threaded = bool(environ.get("wsgi.multithread"))
+
+    @property
+    def quoted_prefix(self) -> str:
+        return quote(self.prefix, safe="/!$&'()*+,:@")
 
     def header(self, name: str) -> str | None:
         found = self.environ.get(f"HTTP_{name.upper().replace('-', '_')}")
@@ -45,22 +53,22 @@ class Request:
     def body(self, most: int = BODY_BYTES) -> bytes:
         length = str(self.environ.get("CONTENT_LENGTH") or "0")
         if not length.isascii() or not length.isdecimal():
-            raise BadQuery("the length of the body is no number")
+            raise MalformedError("the length of the body is no number")
         if int(length[:18]) > most:
             raise TooLarge(f"the body has more than {most} bytes")
         stream: BinaryIO = self.environ["wsgi.input"]
         body = stream.read(int(length))
         if len(body) < int(length):
-            raise BadQuery("the body is incomplete")
+            raise MalformedError("the body is incomplete")
         return body
 
     def json(self, most: int = BODY_BYTES) -> dict[str, Any]:
         try:
             value = json.loads(self.body(most) or b"{}")
         except (ValueError, RecursionError):
-            raise BadQuery(_NO_OBJECT) from None
+            raise MalformedError(_NO_OBJECT) from None
         if not isinstance(value, dict):
-            raise BadQuery(_NO_OBJECT)
+            raise MalformedError(_NO_OBJECT)
         return value
 
 

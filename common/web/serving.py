@@ -1,0 +1,45 @@
+"""The page with its views and actions, mounted or served by itself."""
+
+import hashlib
+
+from cmdbus.producer.bus import CommandBus
+from cmdbus.web.http.settings import ServerSettings
+from cmdbus.web.security.access import Access, HeaderAccess, LocalAccess
+from cmdbus.web.security.gate import Role
+from cmdbus.web.security.token_access import TokenAccess
+from cmdbus.web.wsgi import Application
+
+
+def page(
+    bus: CommandBus,
+    access: Access | None = None,
+    *,
+    role: Role,
+    secret: bytes | None = None,
+    operator: str | None = None,
+) -> Application:
+    from cmdbus.web.actions import ACTIONS
+    from cmdbus.web.views import VIEWS
+
+    return Application(
+        bus, VIEWS, ACTIONS, role=role, access=access, secret=secret, operator=operator
+    )
+
+
+def access_of(
+    *, host: str, token: str | None = None, header: str | None = None
+) -> tuple[Access, bytes | None]:
+    """Of a page that is served by itself, with its secret: by a token or by a proxy's header, or
+    for this machine alone, by whose name `host` it may be asked for. With the same token, browsers
+    stay signed in when the page is started again."""
+    if token is not None:
+        return TokenAccess(token), hashlib.sha256(token.encode()).digest()
+    if header is not None:
+        return HeaderAccess(header), None
+    return LocalAccess(host.lower()), None
+
+
+def server_settings(header: str | None = None) -> ServerSettings:
+    """`header`: of the proxy, which a request has once."""
+    single = (header.lower(),) if header else ()
+    return ServerSettings(single=single)
