@@ -1,8 +1,8 @@
 // Charts drawn as SVG: each has a name for screen readers, and shows its figures on hover and by
 // the arrow keys; a line chart has them as a table, too.
 
-import { h, replace, s } from "./dom.js";
-import { clock, count } from "./format.js";
+import { h, replace, s, setText } from "./dom.js";
+import { clock, count, NONE, now } from "./format.js";
 
 export const present = (value) => typeof value === "number" && Number.isFinite(value);
 
@@ -35,20 +35,11 @@ export function runs(values) {
 }
 
 const fixed = (number) => Number(number.toFixed(1));
-
-function path(values, x, y) {
-  return runs(values).map(([first, run]) => {
-    const points = run.map((value, offset) => `${fixed(x(first + offset))},${fixed(y(value))}`);
-    // A value between two gaps is a dot.
-    return "M" + (points.length === 1 ? `${points[0]}h0` : points.join("L"));
-  }).join("");
-}
-
-function area(values, x, y, floor) {
-  return runs(values).map(([first, run]) =>
-    `M${fixed(x(first))},${floor}` + run.map((value, offset) => `L${fixed(x(first + offset))},${fixed(y(value))}`).join("") +
-    `L${fixed(x(first + run.length - 1))},${floor}Z`).join("");
-}
+const points = ([first, run], x, y) => run.map((value, offset) => `${x(first + offset)},${y(value)}`).join("L");
+// A value between two gaps is a dot.
+const path = (values, x, y) => runs(values).map((run) => `M${points(run, x, y)}${run[1].length > 1 ? "" : "h0"}`).join("");
+const area = (values, x, y, floor) =>
+  runs(values).map(([first, run]) => `M${x(first)},${floor}L${points([first, run], x, y)}V${floor}Z`).join("");
 
 let tip = null;
 
@@ -70,7 +61,7 @@ export function hideTip() {
  * format(value), when(index) -> text, width, height, tone.
  */
 export function sparkline(values, { label, format = count, when, width = 120, height = 24, tone = "a" } = {}) {
-  const line = s("path", { class: `line tone-${tone}`, "vector-effect": "non-scaling-stroke" });
+  const line = s("path", { class: `line tone-${tone}` });
   const fill = s("path", { class: `area tone-${tone}` });
   const dot = s("circle", { class: `dot tone-${tone}`, r: 2.5, visibility: "hidden" });
   const svg = s("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, role: "img" }, fill, line, dot);
@@ -82,8 +73,8 @@ export function sparkline(values, { label, format = count, when, width = 120, he
     const known = shown.filter(present);
     const highest = known.length ? Math.max(...known) : 0;
     const top = highest > 0 ? highest : 1;
-    x = (index) => 1 + (shown.length > 1 ? (index * (width - 2)) / (shown.length - 1) : 0);
-    y = (value) => height - 2 - (value / top) * (height - 4);
+    x = (index) => fixed(1 + (index * (width - 2)) / Math.max(shown.length - 1, 1));
+    y = (value) => fixed(height - 2 - (value / top) * (height - 4));
     line.setAttribute("d", path(shown, x, y));
     fill.setAttribute("d", area(shown, x, y, height - 1));
     const last = known.at(-1);
@@ -117,106 +108,89 @@ export function sparkline(values, { label, format = count, when, width = 120, he
  * Options: label (required), at (ISO times of the values), format(value), height, when(at) -> text.
  */
 export function lineChart(series, { label, at = [], format = count, height = 180, when = clock } = {}) {
-  const margin = { left: 52, right: 12, top: 8, bottom: 20 };
+  const [left, right, top, floor] = [52, 12, 8, height - 20];
   const svg = s("svg", { class: "chart", role: "img", tabindex: "0", height, "aria-label": label });
   const legend = h("div", { class: "legend" });
   const readout = h("p", { class: "readout", "aria-live": "polite" });
   const data = h("details", { class: "chart-data" }, h("summary", null, "Figures"));
   const figure = h("figure", { class: "lines" }, h("figcaption", null, h("span", { class: "chart-title" }, label), legend), svg, readout, data);
+  const pointer = s("path", { class: "cursor" });
   let lines = series;
   let times = at;
+  let length = 0;
   let width = 0;
   let cursor = -1;
-  let x = () => 0;
-  let y = () => 0;
-  const pointer = s("line", { class: "cursor", visibility: "hidden" });
+  const x = (index) => fixed(left + (index * (width - left - right)) / Math.max(length - 1, 1));
+  const figureOf = (value) => (present(value) ? format(value) : NONE);
+  const timeOf = (index) => (times[index] ? when(times[index]) : "");
 
   function draw() {
     if (!width) return;
-    const length = Math.max(times.length, ...lines.map(({ values }) => values.length), 2);
     const known = lines.flatMap(({ values }) => values.filter(present));
     const marks = ticks(known.length ? Math.max(...known) : 1);
-    const floor = height - margin.bottom;
-    x = (index) => margin.left + (index * (width - margin.left - margin.right)) / (length - 1);
-    y = (value) => floor - (value / marks.at(-1)) * (floor - margin.top);
+    const y = (value) => fixed(floor - (value / marks.at(-1)) * (floor - top));
+    const text = (where, ...content) => s("text", { class: "axis", ...where }, ...content);
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     replace(svg, s("title", null, label),
       marks.map((mark) => [
-        s("line", { class: "gridline", x1: margin.left, x2: width - margin.right, y1: fixed(y(mark)), y2: fixed(y(mark)) }),
-        s("text", { class: "axis", x: margin.left - 6, y: fixed(y(mark)) + 4, "text-anchor": "end" }, format(mark)),
+        s("path", { class: "gridline", d: `M${left},${y(mark)}H${width - right}` }),
+        text({ x: left - 6, y: y(mark) + 4, "text-anchor": "end" }, format(mark)),
       ]),
-      timeMarks(length).map((index) =>
-        s("text", { class: "axis", x: fixed(x(index)), y: height - 4, "text-anchor": index === 0 ? "start" : index === length - 1 ? "end" : "middle" }, when(times[index]))),
+      timeMarks().map((index) =>
+        text({ x: x(index), y: height - 4, "text-anchor": index === 0 ? "start" : index === length - 1 ? "end" : "middle" }, timeOf(index))),
       lines.map(({ values, tone = "a", fill }) => [
         fill && s("path", { class: `area tone-${tone}`, d: area(values, x, y, floor) }),
         s("path", { class: `line tone-${tone}`, d: path(values, x, y) }),
       ]),
-      pointer);
-    if (known.length === 0) svg.append(s("text", { class: "axis", x: width / 2, y: height / 2, "text-anchor": "middle" }, "no figures yet"));
+      pointer,
+      known.length === 0 && text({ x: width / 2, y: height / 2, "text-anchor": "middle" }, "no figures yet"));
     point(cursor);
   }
 
-  function timeMarks(length) {
-    if (!times.length) return [];
-    const wanted = Math.max(2, Math.min(5, Math.floor(width / 140)));
-    return [...new Set(Array.from({ length: wanted }, (_, i) => Math.round((i * (Math.min(length, times.length) - 1)) / (wanted - 1))))];
+  function timeMarks() {
+    const last = Math.max(2, Math.min(5, Math.floor(width / 140))) - 1;
+    const spread = Array.from({ length: last + 1 }, (_, i) => Math.round((i * (times.length - 1)) / last));
+    return times.length ? [...new Set(spread)] : [];
   }
 
-  const sentence = (index) =>
-    [times[index] ? when(times[index]) : null, ...lines.map(({ label: one, values }) => `${one} ${present(values[index]) ? format(values[index]) : "–"}`)]
-      .filter(Boolean).join(" · ");
-
   function point(index) {
-    const length = Math.max(times.length, ...lines.map(({ values }) => values.length));
-    cursor = index < 0 || length === 0 ? -1 : Math.min(index, length - 1);
-    if (cursor < 0) {
-      pointer.setAttribute("visibility", "hidden");
-      readout.textContent = "";
-      return;
-    }
-    for (const [key, value] of Object.entries({ x1: x(cursor), x2: x(cursor), y1: margin.top, y2: height - margin.bottom, visibility: "visible" })) pointer.setAttribute(key, value);
-    const text = sentence(cursor);
-    if (readout.textContent !== text) replace(readout, text);
+    cursor = Math.min(index, length - 1);
+    pointer.setAttribute("d", cursor < 0 ? "" : `M${x(cursor)},${top}V${floor}`);
+    setText(readout, cursor < 0 ? "" : [timeOf(cursor), ...lines.map((one) => `${one.label} ${figureOf(one.values[cursor])}`)].filter(Boolean).join(" · "));
   }
 
   svg.addEventListener("pointermove", (event) => {
-    const box = svg.getBoundingClientRect();
-    const length = Math.max(times.length, ...lines.map(({ values }) => values.length), 2);
-    const share = (event.clientX - box.left - margin.left) / (box.width - margin.left - margin.right);
-    point(Math.max(0, Math.min(length - 1, Math.round(share * (length - 1)))));
+    const place = (event.clientX - svg.getBoundingClientRect().left - left) / (width - left - right);
+    point(Math.max(0, Math.round(place * (length - 1))));
   });
   svg.addEventListener("pointerleave", () => document.activeElement !== svg && point(-1));
   svg.addEventListener("blur", () => point(-1));
   svg.addEventListener("keydown", (event) => {
-    const length = Math.max(times.length, ...lines.map(({ values }) => values.length));
     const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -length, End: length }[event.key];
     if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    point(cursor < 0 ? (step > 0 && event.key !== "End" ? 0 : length - 1) : Math.max(0, cursor + step));
+    point(cursor < 0 && event.key === "ArrowLeft" ? length - 1 : Math.max(0, cursor + step));
   });
 
   function fillTable() {
-    if (!data.open) {
-      data.querySelector(".scroll")?.remove();
-      return;
-    }
-    const length = Math.max(times.length, ...lines.map(({ values }) => values.length));
-    const body = Array.from({ length }, (_, index) =>
-      h("tr", null, h("th", { scope: "row" }, times[index] ? when(times[index]) : String(index)),
-        lines.map(({ values }) => h("td", { class: "right" }, present(values[index]) ? format(values[index]) : "–"))));
     data.querySelector(".scroll")?.remove();
+    if (!data.open) return;
+    const cell = (one, index) => h("td", { class: "right" }, figureOf(one.values[index]));
     data.append(h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `${label}: figures` },
-      h("table", { class: "plain" }, h("thead", null, h("tr", null, h("th", { scope: "col" }, "Time"), lines.map((one) => h("th", { scope: "col", class: "right" }, one.label)))), h("tbody", null, body))));
+      h("table", { class: "plain" },
+        h("thead", null, h("tr", null, h("th", { scope: "col" }, "Time"), lines.map((one) => h("th", { scope: "col", class: "right" }, one.label)))),
+        h("tbody", null, Array.from({ length }, (_, index) => h("tr", null, h("th", { scope: "row" }, timeOf(index)), lines.map((one) => cell(one, index))))))));
   }
   data.addEventListener("toggle", fillTable);
 
   figure.update = (next, { at: moments = times } = {}) => {
     lines = next;
     times = moments;
-    const names = lines.map((one) => `${one.tone ?? "a"} ${one.label}`).join("\n");
+    length = Math.max(times.length, ...lines.map(({ values }) => values.length), 0);
+    const names = lines.map((one) => `${one.tone} ${one.label}`).join("\n");
     if (legend.dataset.names !== names) {
       legend.dataset.names = names;
-      replace(legend, lines.map((one) => h("span", { class: "legend-entry" }, swatch(one.tone ?? "a"), one.label)));
+      replace(legend, lines.map((one) => legendEntry(one, one.label)));
     }
     draw();
     if (data.open) fillTable();
@@ -224,16 +198,20 @@ export function lineChart(series, { label, at = [], format = count, height = 180
   // The observer goes with the element: nothing else holds it.
   new ResizeObserver(([entry]) => {
     const measured = Math.floor(entry.contentRect.width);
-    if (measured !== width) {
-      width = measured;
-      draw();
-    }
+    if (measured === width) return;
+    width = measured;
+    draw();
   }).observe(svg);
   figure.update(series);
   return figure;
 }
 
-const swatch = (tone) => s("svg", { class: "swatch", width: 10, height: 10, viewBox: "0 0 10 10", "aria-hidden": "true" }, s("rect", { class: `block tone-${tone}`, width: 10, height: 10, rx: 2 }));
+const legendEntry = ({ tone = "a" }, text) =>
+  h("span", { class: "legend-entry" }, s("svg", { width: 10, height: 10, "aria-hidden": "true" }, s("rect", { class: `block tone-${tone}`, width: 10, height: 10, rx: 2 })), text);
+
+const block = (tone, x, width, height, title) => s("rect", { class: `block tone-${tone ?? "a"}`, x: fixed(x), width: fixed(width), height }, s("title", null, title));
+const track = (height) => s("rect", { class: "track", width: 1000, height });
+const named = (svg, label, texts) => svg.setAttribute("aria-label", (label ? `${label}: ` : "") + (texts.join(", ") || "nothing"));
 
 /**
  * A bar of parts: [{label, value, tone}]. Options: label, total (else the sum), legend, format.
@@ -246,17 +224,14 @@ export function bar(parts, { label, total, legend = false, format = count } = {}
   element.update = (next, { total: whole = total } = {}) => {
     const known = next.filter(({ value }) => value > 0);
     const sum = Math.max(whole ?? 0, known.reduce((all, { value }) => all + value, 0)) || 1;
+    const texts = known.map((part) => `${part.label} ${format(part.value)}`);
     let from = 0;
-    const blocks = known.map(({ label: part, value, tone = "a" }) => {
-      const width = (1000 * value) / sum;
-      const block = s("rect", { class: `block tone-${tone}`, x: fixed(from), y: 0, width: fixed(width), height: 10 }, s("title", null, `${part}: ${format(value)}`));
-      from += width;
-      return block;
-    });
-    replace(svg, s("rect", { class: "track", x: 0, y: 0, width: 1000, height: 10 }), blocks);
-    const text = known.map(({ label: part, value }) => `${part} ${format(value)}`).join(", ");
-    svg.setAttribute("aria-label", `${label ? label + ": " : ""}${text || "nothing"}`);
-    if (legend) replace(names, next.map((one) => h("span", { class: "legend-entry" }, swatch(one.tone ?? "a"), `${one.label} ${format(one.value)}`)));
+    replace(svg, track(10), known.map(({ value, tone }, index) => {
+      from += value;
+      return block(tone, (1000 * (from - value)) / sum, (1000 * value) / sum, 10, texts[index]);
+    }));
+    named(svg, label, texts);
+    if (legend) replace(names, next.map((one) => legendEntry(one, `${one.label} ${format(one.value)}`)));
   };
   element.update(parts);
   return element;
@@ -270,28 +245,23 @@ export function timeline(parts, { label, from, to, height = 22 } = {}) {
   const svg = s("svg", { class: "timeline", viewBox: `0 0 1000 ${height}`, height, preserveAspectRatio: "none", role: "img" });
   const element = h("div", { class: "timeline-box" }, svg);
   element.update = (next) => {
-    const spans = layOut(next, from, to, Date.now());
-    replace(svg, s("rect", { class: "track", x: 0, y: 0, width: 1000, height }),
-      spans.map(({ part, x, width }) =>
-        s("rect", { class: `block tone-${part.tone ?? "a"}`, x: fixed(x), y: 0, width: fixed(width), height }, s("title", null, part.title ?? part.label))));
-    svg.setAttribute("aria-label", `${label ? label + ": " : ""}${next.map((part) => part.title ?? part.label).join(", ") || "nothing"}`);
+    replace(svg, track(height), layOut(next, from, to, now()).map(({ part, x, width }) => block(part.tone, x, width, height, part.title ?? part.label)));
+    named(svg, label, next.map((part) => part.title ?? part.label));
   };
   element.update(parts);
   return element;
 }
 
 /** Places of the parts on a line of 1000, in order, none narrower than 4 and together no wider. */
-export function layOut(parts, from, to, present_ms) {
-  if (!parts.length) return [];
-  const ends = parts.map((part) => [Date.parse(part.from), part.to ? Date.parse(part.to) : present_ms]);
+export function layOut(parts, from, to, nowMs) {
+  const ends = parts.map((part) => [Date.parse(part.from), part.to ? Date.parse(part.to) : nowMs]);
   const start = from ? Date.parse(from) : Math.min(...ends.map(([first]) => first));
   const end = to ? Date.parse(to) : Math.max(...ends.map(([, last]) => last));
-  const whole = Math.max(end - start, 1);
+  const scale = 1000 / Math.max(end - start, 1);
   const least = Math.min(4, 1000 / parts.length);
   return parts.map((part, index) => {
     const [first, last] = ends[index];
-    const width = Math.max(least, (1000 * (last - first)) / whole);
-    const x = Math.max(0, Math.min((1000 * (first - start)) / whole, 1000 - width));
-    return { part, x, width: Math.min(width, 1000 - x) };
+    const width = Math.min(1000, Math.max(least, scale * (last - first)));
+    return { part, width, x: Math.max(0, Math.min(scale * (first - start), 1000 - width)) };
   });
 }

@@ -2,6 +2,7 @@
 
 import { act, ApiError, preview } from "./api.js";
 import { h, replace } from "./dom.js";
+import { keep, kept } from "./kept.js";
 import { toast } from "./toasts.js";
 
 const KEPT = "cmdbus.operator";
@@ -13,21 +14,10 @@ export function useSession(value) {
 }
 
 /** The operator's name: the signed-in user's, else the one that was given before. */
-export function operatorName() {
-  if (session.user) return session.user;
-  try {
-    return localStorage.getItem(KEPT) ?? session.operator ?? "";
-  } catch {
-    return session.operator ?? "";
-  }
-}
+export const operatorName = () => session.user ?? kept(KEPT) ?? session.operator ?? "";
 
-export function keepOperator(text) {
-  try {
-    localStorage.setItem(KEPT, text);
-  } catch {
-    // A browser that keeps nothing asks again.
-  }
+function keepOperator(text) {
+  keep(KEPT, text);
   document.dispatchEvent(new CustomEvent("operator", { detail: text }));
 }
 
@@ -198,14 +188,14 @@ async function takeBack(undo, onDone) {
 /** Asks for the operator's name alone. */
 export function askOperator() {
   const input = h("input", { id: "operator", type: "text", autocomplete: "name", value: operatorName() });
-  const keep = () => {
+  const done = () => {
     keepOperator(input.value.trim());
     dialog.close();
   };
-  const form = h("form", { on: { submit: (event) => { event.preventDefault(); keep(); } } }, row("Your name", input, "The audit trail of every action names it. This browser keeps it."));
+  const form = h("form", { on: { submit: (event) => { event.preventDefault(); done(); } } }, row("Your name", input, "The audit trail of every action names it. This browser keeps it."));
   const dialog = openDialog("Operator", form, [
     h("button", { type: "button", on: { click: () => dialog.close() } }, "Cancel"),
-    h("button", { type: "button", class: "primary", on: { click: keep } }, "Keep"),
+    h("button", { type: "button", class: "primary", on: { click: done } }, "Keep"),
   ]);
   input.focus();
 }

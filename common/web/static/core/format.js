@@ -4,13 +4,11 @@ import { h } from "./dom.js";
 
 export const NONE = "–";
 const COUNT = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const EXACT = new Intl.DateTimeFormat(undefined, {
-  dateStyle: "medium",
-  timeStyle: "medium",
-});
-const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
-const DAY = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-const YEAR = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric" });
+const timeFormat = (options) => new Intl.DateTimeFormat(undefined, { hourCycle: "h23", ...options });
+const EXACT = timeFormat({ dateStyle: "medium", timeStyle: "medium" });
+const CLOCK = timeFormat({ timeStyle: "medium" });
+const DAY = timeFormat({ month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
+const YEAR = timeFormat({ dateStyle: "medium" });
 
 const absent = (value) => value === null || value === undefined || Number.isNaN(value);
 
@@ -21,11 +19,10 @@ let smallest = Infinity;
 /** Learns the difference of the clocks from a time of the server that has just arrived. */
 export function observeServerTime(iso) {
   const difference = Date.now() - Date.parse(iso);
-  // The page reads what is up to a few seconds old: only a clock that is wrong by more matters.
-  if (Number.isFinite(difference) && Math.abs(difference) < smallest) {
-    smallest = Math.abs(difference);
-    ahead = smallest > 5000 ? difference : 0;
-  }
+  if (!(Math.abs(difference) < smallest)) return;
+  smallest = Math.abs(difference);
+  // What is read may be a few seconds old: only a clock that is wrong by more matters.
+  ahead = smallest > 5000 ? difference : 0;
 }
 
 /** The time now by the server's clock, in milliseconds. */

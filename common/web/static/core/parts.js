@@ -1,6 +1,6 @@
 // Parts that many views share, so that the same thing looks the same everywhere.
 
-import { h, visible } from "./dom.js";
+import { h, setText, visible } from "./dom.js";
 import { bytes, short, NONE } from "./format.js";
 import { link } from "./router.js";
 
@@ -69,45 +69,21 @@ function copyBySelection(value, near) {
 
 /** JSON text indented for a reader; text that is not JSON stays as it is. Numbers keep their digits. */
 export function indented(text) {
-  const out = [];
-  let depth = 0;
-  let quoted = false;
   try {
     JSON.parse(text);
   } catch {
     return text;
   }
+  let depth = 0;
   const line = () => "\n" + "  ".repeat(Math.min(depth, 40));
-  for (let i = 0; i < text.length; i += 1) {
-    const c = text[i];
-    if (quoted) {
-      out.push(c);
-      if (c === "\\") out.push(text[(i += 1)]);
-      else if (c === '"') quoted = false;
-    } else if (c === '"') {
-      quoted = true;
-      out.push(c);
-    } else if (c === "{" || c === "[") {
-      const end = /^\s*[}\]]/.exec(text.slice(i + 1, i + 200));
-      if (end) {
-        out.push(c, end[0].trim());
-        i += end[0].length;
-      } else {
-        depth += 1;
-        out.push(c, line());
-      }
-    } else if (c === "}" || c === "]") {
-      depth -= 1;
-      out.push(line(), c);
-    } else if (c === ",") {
-      out.push(c, line());
-    } else if (c === ":") {
-      out.push(": ");
-    } else if (!/\s/.test(c)) {
-      out.push(c);
-    }
-  }
-  return out.join("");
+  return text.replace(/"(?:[^"\\]|\\.)*"|[[{]\s*[\]}]|[[{]|[\]}]|,|:|\s+/g, (part) => {
+    if (part === ",") return part + line();
+    if (part === ":") return ": ";
+    if (/^\s/.test(part)) return "";
+    if (part.length > 1) return part[0] === '"' ? part : part[0] + part.at(-1);
+    depth += /[[{]/.test(part) ? 1 : -1;
+    return /[[{]/.test(part) ? part + line() : line() + part;
+  });
 }
 
 /** A payload {text, bytes, cut} of the server: indented, with its size, a copy and a download. */
@@ -141,15 +117,15 @@ export const facts = (pairs) =>
   h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== undefined)
     .map(([label, value]) => h("div", null, h("dt", null, label), h("dd", null, value))));
 
-/** A figure with its label, whose width does not change with its digits; `set` changes it. */
+/** A figure with its label; `set(text, tone)` changes it. */
 export function figure(label, value, { tone, href, title } = {}) {
-  const number = h("span", { class: ["figure-value", tone && "text-" + tone] }, value);
+  const number = h("span");
   const element = h(href ? "a" : "div", { class: "figure", href, title }, number, h("span", { class: "figure-label" }, label));
   element.set = (text, newTone = tone) => {
-    const shown = visible(text);
-    if (number.textContent !== shown) number.textContent = shown;
-    number.className = newTone ? `figure-value text-${newTone}` : "figure-value";
+    setText(number, text);
+    number.className = `figure-value text-${newTone}`;
   };
+  element.set(value);
   return element;
 }
 

@@ -5,6 +5,7 @@ import { askOperator, openDialog, operatorName, useSession } from "./dialog.js";
 import { h, replace, setText } from "./dom.js";
 import { clock, duration, now, tick } from "./format.js";
 import { listed, listen, register } from "./keys.js";
+import { keep } from "./kept.js";
 import { onState } from "./live.js";
 import { toast } from "./toasts.js";
 
@@ -86,12 +87,7 @@ function themeButton() {
     const chosen = THEMES[theme()];
     if (chosen === "system") delete root.dataset.theme;
     else root.dataset.theme = chosen;
-    try {
-      if (chosen === "system") localStorage.removeItem("cmdbus.theme");
-      else localStorage.setItem("cmdbus.theme", chosen);
-    } catch {
-      // The theme lasts as long as the page.
-    }
+    keep("cmdbus.theme", chosen === "system" ? null : chosen);
     show();
   }
   show();

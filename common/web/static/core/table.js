@@ -1,6 +1,6 @@
 // A table of many rows: kept nodes, keys for rows, selection, cards where it is narrow.
 
-import { arrange, h, keysOf, visible } from "./dom.js";
+import { arrange, h, keysOf, replace, setText } from "./dom.js";
 
 // Milliseconds that a slice of an update may take before the browser gets its turn.
 const SLICE = 8;
@@ -22,9 +22,8 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
   let run = 0;
   const body = h("tbody", { role: "rowgroup" });
   const all = h("input", { type: "checkbox", "aria-label": "Select all rows", on: { change: () => selectAll(all.checked) } });
-  const head = h("tr", { role: "row" },
-    selectable && h("th", { role: "columnheader", scope: "col", class: "box" }, all),
-    columns.map((column) => h("th", { role: "columnheader", scope: "col", class: classOf(column) }, column.label)));
+  const heading = (classes, content) => h("th", { role: "columnheader", scope: "col", class: classes }, content);
+  const head = h("tr", { role: "row" }, selectable && heading("box", all), columns.map((column) => heading(classOf(column), column.label)));
   const grid = h("table", { class: "rows", role: "table", "aria-label": label, data: { rows: "" } }, h("thead", { role: "rowgroup" }, head), body);
   const nothing = h("div", { class: "nothing", hidden: true }, typeof empty === "string" ? h("p", { class: "empty" }, empty) : empty);
   const element = h("div", { class: "table" }, grid, nothing);
@@ -56,14 +55,9 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
 
   function put(cell, column, row) {
     const value = column.render ? column.render(row) : row[column.key];
-    if (value instanceof Node) {
-      if (cell.childNodes.length !== 1 || !cell.firstChild.isEqualNode(value)) cell.replaceChildren(value);
-    } else if (Array.isArray(value)) {
-      cell.replaceChildren(...value.flat(9).filter((one) => one !== null && one !== undefined && one !== false).map((one) => (one instanceof Node ? one : visible(one))));
-    } else {
-      const text = value === null || value === undefined ? "" : visible(value);
-      if (cell.childElementCount || cell.textContent !== text) cell.textContent = text;
-    }
+    const same = value instanceof Node && cell.childNodes.length === 1 && cell.firstChild.isEqualNode(value);
+    if (typeof value === "object" || cell.childElementCount) same || replace(cell, value);
+    else setText(cell, value);
   }
 
   function build(key, row) {
@@ -81,8 +75,7 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
   }
 
   function dress(entry) {
-    const names = [rowClass?.(entry.row), link && "linked", chosen.has(entry.key) && "selected"].filter(Boolean).join(" ");
-    if (entry.node.className !== names) entry.node.className = names;
+    entry.node.className = [rowClass?.(entry.row), link && "linked", chosen.has(entry.key) && "selected"].filter(Boolean).join(" ");
     if (entry.box) entry.box.checked = chosen.has(entry.key);
   }
 
@@ -148,9 +141,14 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
     node.scrollIntoView({ block: "nearest" });
   }
 
+  const active = () => {
+    const node = document.activeElement?.closest?.("tr");
+    return node && body.contains(node) ? node : null;
+  };
+
   function move(by) {
-    const current = document.activeElement?.closest?.("tr");
-    if (!current || !body.contains(current)) focus(body.querySelector('tr[tabindex="0"]') ?? body.firstElementChild);
+    const current = active();
+    if (!current) focus(body.querySelector('tr[tabindex="0"]') ?? body.firstElementChild);
     else focus(by > 0 ? current.nextElementSibling : current.previousElementSibling);
   }
 
@@ -175,33 +173,28 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
     onSelect?.([...chosen.values()]);
   }
 
-  const open = (entry) => {
-    const to = link?.(entry.row);
-    if (to) location.hash = to;
-    return Boolean(to);
-  };
+  const open = (entry) => link && (location.hash = link(entry.row));
 
   body.addEventListener("click", (event) => {
     const node = event.target.closest("tr");
     if (!node?.entry) return;
     roving(node);
-    if (event.target.closest("a, button, input, select, summary, label, time[tabindex]")) return;
+    if (event.target.closest("a, button, input, select, summary, label")) return;
     if (String(getSelection()) || event.detail > 1) return;
     open(node.entry);
   });
   body.addEventListener("keydown", (event) => {
-    if (event.target.tagName !== "TR" || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "Enter" && open(event.target.entry)) event.preventDefault();
-    else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
-      event.preventDefault();
-      move(event.key === "ArrowDown" ? 1 : -1);
-    }
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (event.target.tagName !== "TR" || event.ctrlKey || event.metaKey || event.altKey || !(by || event.key === "Enter")) return;
+    event.preventDefault();
+    if (by) move(by);
+    else open(event.target.entry);
   });
   // The keys j, k and x come from core/keys.js, to the table that has the focus or comes first.
   grid.addEventListener("row", (event) => {
     if (event.detail === "select") {
-      const entry = document.activeElement?.entry;
-      if (selectable && entry && body.contains(entry.node)) select(entry.key, !chosen.has(entry.key));
+      const entry = active()?.entry;
+      if (selectable && entry) select(entry.key, !chosen.has(entry.key));
     } else move(event.detail);
   });
 
@@ -211,9 +204,6 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
     selected: () => [...chosen.values()],
     clear: () => selectAll(false),
     /** The row that has the focus, or null. */
-    focused: () => {
-      const node = document.activeElement?.closest?.("tr");
-      return node && body.contains(node) ? node.entry.row : null;
-    },
+    focused: () => active()?.entry.row ?? null,
   };
 }
