@@ -2,7 +2,15 @@
 
 import pytest
 
-from cmdbus.database.dsn import complete, describe, parse, redact
+from cmdbus.database.dsn import (
+    Parts,
+    complete,
+    complete_producers,
+    describe,
+    parse,
+    redact,
+    with_defaults,
+)
 
 SECRET = "s3cr3t"
 
@@ -67,3 +75,19 @@ def test_every_connection_gets_keepalives_unless_the_user_says_otherwise_and_set
     options = parts["options"]
     assert options.startswith("-c work_mem=1MB "), "so that those of the bus win"
     assert options.endswith("-c lock_timeout=1s -c default_transaction_isolation=read\\ committed")
+
+
+def test_defaults_give_way_to_the_dsn_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def completed(dsn: str) -> Parts:
+        settings = {"statement_timeout": "10s"}
+        made = with_defaults(dsn, settings=settings, application_name="page")
+        return complete_producers(parse(made))
+
+    plain = completed("host=db password='it\\'s a secret'")
+    assert plain["application_name"] == "page" and plain["password"] == "it's a secret"
+    assert " -c statement_timeout=10s " in f" {plain['options']} "
+    named = completed("host=db application_name=mine options='-c statement_timeout=1s'")
+    assert named["application_name"] == "mine"
+    assert named["options"].rindex("timeout=1s") > named["options"].index("timeout=10s")
+    monkeypatch.setenv("PGAPPNAME", "environment")
+    assert completed("host=db")["application_name"] == "environment"

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Any
 
+import psycopg
 import pytest
 from roles import role
 from web import ask
@@ -46,6 +47,10 @@ ERRORS: dict[str, Exception] = {
     "right": MissingRightError("no"),
     "away": DatabaseUnavailableError("no server"),
     "value": ValueError("wrong"),
+    "slow": psycopg.errors.QueryCanceled("canceling statement due to statement timeout"),
+    "shutdown": psycopg.errors.AdminShutdown("terminating connection"),
+    "broken": psycopg.OperationalError("the connection is lost"),
+    "refused": psycopg.errors.UndefinedColumn("no such column"),
     "bug": KeyError("secret"),
 }
 ACTION = Action("poke", lambda bus, body: {"title": "Poke"}, perform)
@@ -88,6 +93,21 @@ def test_each_error_of_the_bus_has_its_status_and_its_sentence(name: str, status
     reply = ask(made(), f"/api/fails/{name}")
     assert (reply.status, reply.json["error"]) == (status, str(ERRORS[name]))
     assert reply.json.get("away", False) is (name == "away")
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "sentence"),
+    [
+        ("slow", 504, "the database did not answer in time"),
+        ("shutdown", 503, "terminating connection"),
+        ("broken", 503, "the connection is lost"),
+        ("refused", 500, "the database answered: no such column"),
+    ],
+)
+def test_an_error_of_the_database_is_a_sentence(name: str, status: int, sentence: str) -> None:
+    reply = ask(made(), f"/api/fails/{name}")
+    assert reply.status == status and reply.json["error"].startswith(sentence)
+    assert reply.json.get("away", False) is (status == 503)
 
 
 def test_a_defect_is_logged_by_its_place_in_one_line(caplog: pytest.LogCaptureFixture) -> None:

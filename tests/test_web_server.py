@@ -144,6 +144,19 @@ def test_crowds_of_slow_clients_hold_up_no_other() -> None:
         assert crowd[0].closed()
 
 
+def test_the_oldest_of_too_many_large_bodies_gives_way() -> None:
+    settings = ServerSettings(all_bodies_bytes=100_000)
+    with serving(echo, settings) as server, ExitStack() as held:
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 50001\r\n\r\n"
+        first, *others = [held.enter_context(Client(server)) for _ in range(3)]
+        for client in (first, *others):
+            client.send(head + b"x" * 40_000)
+        assert first.closed()
+        for client in others:
+            client.send(b"x" * 10_001)
+            assert client.response()[0] == 200
+
+
 def test_clients_that_read_nothing_hold_no_thread() -> None:
     body = b"x" * 4_000_000
 
@@ -195,6 +208,14 @@ def test_a_stream_is_written_as_it_comes_and_ends_with_its_client() -> None:
             assert client.until(b"\n") == part.strip()
         client.socket.close()
         assert made[0].is_closed.wait(5)
+
+
+def test_a_stream_ends_so_that_its_client_is_admitted_again() -> None:
+    made: list[Events] = []
+    settings = ServerSettings(stream_seconds=0.1)
+    with serving(streaming(made), settings) as server, Client(server) as client:
+        client.send(b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert client.closed() and made[0].is_closed.wait(5)
 
 
 def test_streams_are_bounded_and_leave_threads_for_others() -> None:

@@ -131,13 +131,14 @@ def complete_producers(parts: Parts) -> Parts:
     return _completed(parts, resolved, name, options)
 
 
-def with_defaults(dsn: str, *, application_name: str, settings: Mapping[str, str]) -> str:
-    """A DSN whose sessions have this name and these settings, unless it, its service or the
+def with_defaults(dsn: str, *, settings: Mapping[str, str], **keywords: str) -> str:
+    """A DSN whose sessions have these settings and keywords, unless it, its service or the
     environment sets them."""
     parts = parse(dsn)
     resolved = _resolved(parts)
+    given = {key: resolved.get(key, value) for key, value in keywords.items()}
     options = _join([_options(settings), resolved.get("options", "")])
-    return make_conninfo("", **{"application_name": application_name, **parts, "options": options})
+    return make_conninfo("", **{**given, **parts, "options": options})
 
 
 def _resolved(parts: Parts) -> Parts:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from cmdbus.web.http.server import Server
     from cmdbus.web.security.access import Access
 
-#: Of the page's sessions in pg_stat_activity.
-_APPLICATION_NAME = "cmdbus:web"
+#: Of the page's sessions: their name in pg_stat_activity, and seconds for a server to answer.
+_KEYWORDS = {"application_name": "cmdbus:web", "connect_timeout": "5"}
 #: What one view may take of the server.
 _SETTINGS = {"statement_timeout": "10s", "idle_in_transaction_session_timeout": "10s"}
 _BACKLOG = 512
@@ -144,7 +144,7 @@ def web(
         database(dsn, embedded=embedded, schema=schema) as where,
         ExitStack() as stack,
     ):
-        named = with_defaults(where, application_name=_APPLICATION_NAME, settings=_SETTINGS)
+        named = with_defaults(where, settings=_SETTINGS, **_KEYWORDS)
         bus = stack.enter_context(CommandBus(named, schema=schema))
         listener = stack.enter_context(bound(*listen_at))
         check_reach(listener, auth)

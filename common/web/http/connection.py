@@ -4,8 +4,10 @@ import math
 import socket
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from http import HTTPStatus
 
-from cmdbus.web.http.heads import Head
+from cmdbus.web.http.heads import HEAD_END, Head, RefusedError, parse_head
+from cmdbus.web.http.settings import ServerSettings
 from cmdbus.web.http.streams import Stream
 
 
@@ -46,3 +48,28 @@ class Connection:
 
     def enter(self, state: State, deadline: float = math.inf) -> None:
         self.state, self.deadline = state, deadline
+
+    def take_head(self, settings: ServerSettings) -> Head | None:
+        """Out of what was received; None until it is complete."""
+        received = self.received
+        while received[:2] == b"\r\n":  # Some clients end a body with an empty line.
+            del received[:2]
+            self.scanned = 0
+        end = received.find(HEAD_END, max(0, self.scanned - 3))
+        self.scanned = len(received)
+        if end > settings.head_bytes or (end < 0 and len(received) > settings.head_bytes):
+            raise RefusedError(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"the head of the request has more than {settings.head_bytes} bytes",
+            )
+        if end < 0:
+            return None
+        head = parse_head(bytes(received[:end]), settings.single)
+        del received[: end + len(HEAD_END)]
+        self.scanned = 0
+        if head.body_bytes > settings.body_bytes:
+            raise RefusedError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"the body has more than {settings.body_bytes} bytes",
+            )
+        return head

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 MAX_FIELDS = 100
+HEAD_END = b"\r\n\r\n"
 #: Digits of a length of a body.
 _MAX_DIGITS = 12
 

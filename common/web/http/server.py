@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from cmdbus.clock import time
 from cmdbus.web.http.connection import DISPENSABLE, Connection, State
-from cmdbus.web.http.heads import Head, RefusedError, environ_of, parse_head, plain_response
+from cmdbus.web.http.heads import HEAD_END, Head, RefusedError, environ_of, plain_response
 from cmdbus.web.http.runner import Answer, Application, Runner, answer, place_of
 from cmdbus.web.http.settings import ServerSettings
 from cmdbus.web.http.streams import Stream, close_body
@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK_BYTES = 64 * 1024
-_HEAD_END = b"\r\n\r\n"
 #: Connections that are accepted before others are served again.
 _ACCEPTED_AT_ONCE = 32
 #: Seconds without accepting clients when the system has no descriptor for another one.
@@ -194,6 +193,8 @@ class Server:
         else:
             connection.received += data
             self._go_on(connection)
+            if connection.state is State.BODY:
+                self._bound_bodies(connection)
 
     def _go_on(self, connection: Connection) -> None:
         """With what was received: a part of a request, a whole one, or the beginning of a next."""
@@ -212,34 +213,22 @@ class Server:
             self._refuse(connection, refused.status, str(refused))
 
     def _read_head(self, connection: Connection) -> None:
-        received, settings = connection.received, self._settings
-        if connection.scanned == 0:
-            while received[:2] == b"\r\n":  # Some clients end a body with an empty line.
-                del received[:2]
-        end = received.find(_HEAD_END, max(0, connection.scanned - 3))
-        connection.scanned = len(received)
-        if end > settings.head_bytes or (end < 0 and len(received) > settings.head_bytes):
-            raise RefusedError(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"the head of the request has more than {settings.head_bytes} bytes",
-            )
-        if end < 0:
+        head = connection.take_head(self._settings)
+        if head is None:
             return
-        head = parse_head(bytes(received[:end]), settings.single)
-        del received[: end + len(_HEAD_END)]
-        connection.scanned = 0
-        if head.body_bytes > settings.body_bytes:
-            raise RefusedError(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"the body has more than {settings.body_bytes} bytes",
-            )
-        expected = sum(each.head.body_bytes for each in self._connections if each.head is not None)
-        if expected + head.body_bytes > settings.all_bodies_bytes:
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too many bodies come at once")
         connection.head = head
-        if head.waits and len(received) < head.body_bytes:
+        if head.waits and len(connection.received) < head.body_bytes:
             connection.socket.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        connection.enter(State.BODY, time.monotonic() + settings.body_seconds)
+        connection.enter(State.BODY, time.monotonic() + self._settings.body_seconds)
+
+    def _bound_bodies(self, latest: Connection) -> None:
+        """Where too much is received in all, the oldest that is not complete gives way."""
+        bodies = [each for each in self._connections if each.state is State.BODY]
+        received = sum(len(each.received) for each in bodies)
+        for each in bodies:
+            if received > self._settings.all_bodies_bytes and each is not latest:
+                received -= len(each.received)
+                self._close(each)
 
     def _hand_over(self, connection: Connection, head: Head) -> None:
         body = bytes(connection.received[: head.body_bytes])
@@ -251,7 +240,7 @@ class Server:
         def work() -> None:
             made = answer(self._application, environ, head.keeps)
             if made.stream is None and head.method == "HEAD":
-                made.content = made.content[: made.content.index(_HEAD_END) + len(_HEAD_END)]
+                made.content = made.content[: made.content.index(HEAD_END) + len(HEAD_END)]
             self._hand_back(connection, made)
 
         try:
@@ -280,7 +269,8 @@ class Server:
                 stream = Stream(connection.socket, head, body)
                 stream.start(lambda: self._hand_back(connection, None))
                 connection.stream = stream
-                connection.enter(State.STREAMING)
+                by = time.monotonic() + self._settings.stream_seconds
+                connection.enter(State.STREAMING, by)
                 self._watch(connection, _READ)  # for its end
                 return
         close_body(body)

@@ -23,5 +23,7 @@ class ServerSettings:
     #: Seconds between two requests, and for a client to close after the last response.
     idle_seconds: float = 30.0
     linger_seconds: float = 2.0
+    #: Seconds of a stream: its client then comes again, and must still be admitted.
+    stream_seconds: float = 3600.0
     #: Names of fields that a request may not repeat, besides the usual ones.
     single: tuple[str, ...] = ()
