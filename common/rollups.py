@@ -29,6 +29,10 @@ class Times:
     p99: float | None = None
 
 
+#: Of no command.
+NO_TIMES = Times()
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Executions that ended, by outcome."""
@@ -40,8 +44,8 @@ class Figures:
     interrupted: int = 0
     lost: int = 0
     canceled: int = 0
-    waited: Times = Times()
-    ran: Times = Times()
+    waited: Times = NO_TIMES
+    ran: Times = NO_TIMES
 
     @property
     def over(self) -> int:

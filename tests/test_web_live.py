@@ -118,7 +118,8 @@ def test_an_unexpected_error_is_logged_and_not_shown(
     name, data = next_event(client)
     assert name == "failed"
     assert "secret" not in data["error"]
-    assert "a secret" in caplog.text
+    assert "RuntimeError in test_web_live.py" in caplog.text
+    assert "a secret" not in caplog.text
 
 
 def test_closing_the_feed_ends_waiting_clients(feed_of: Callable[[Views], Feed]) -> None:

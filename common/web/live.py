@@ -25,6 +25,7 @@ from cmdbus.web.feed_state import (
     FeedState,
     Outbox,
 )
+from cmdbus.web.http.runner import place_of
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +114,8 @@ class Feed:
             try:
                 with self._session:
                     self._read(self._state, path)
-            except Exception:
-                logger.exception("the live feed goes on")
+            except Exception as error:
+                logger.error("the live feed goes on: %s", place_of(error))
                 with self._lock:
                     now = time.monotonic()
                     self._send(self._state.fail(path, _UNEXPECTED, took=0.0, now=now))
@@ -232,7 +233,7 @@ def _sentence(path: str, error: Exception) -> tuple[str, bool]:
     """With whether the database is away."""
     found = failure(error)
     if found is None:
-        logger.error("the view %s cannot be read", path, exc_info=error)
+        logger.error("the view %s cannot be read: %s", path.partition("?")[0], place_of(error))
         return _UNEXPECTED, False
     return found[1]["error"], found[1].get("away", False)
 
