@@ -6,7 +6,9 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from handlers import found, running
+from psycopg.conninfo import make_conninfo
 from queries import move_to_troubleshooting
+from roles import role
 from web import ask
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, RetryPolicy, SendRequest
@@ -37,7 +39,8 @@ def test_a_command_is_shown_with_its_attempts_and_its_time(dsn: str, bus: Comman
     assert (value["status"], value["key"]) == ("IN_TROUBLESHOOTING_QUEUE", "k")
     assert decode(value["data"]["text"]) == data
     assert (value["data"]["cut"], value["data"]["problem"], value["result"]) == (False, None, None)
-    first, second = value["attempts"]
+    assert value["attempts"] == 2
+    first, second = value["executions"]
     assert (first["attempt"], first["outcome"], first["code"]) == (1, "FAILED", "RuntimeError")
     assert first["message"] == "no account <b>\u202e</b>"
     assert first["traceback"].startswith("Traceback") and "in debit" in first["traceback"]
@@ -128,4 +131,73 @@ def test_data_before_and_after_a_change_is_in_the_trail(dsn: str, bus: CommandBu
     assert found(bus, id_).data == {"n": 2}
     *_, event = read(bus, id_)["audit"]
     assert event["operator"] == "ann"
-    assert event["details"]["text"] == '{"data":{"n":2},"data_before":{"n":1}}'
+    assert event["details"] is None
+    change = event["change"]
+    assert (change["before"]["text"], change["after"]["text"]) == ('{"n":1}', '{"n":2}')
+
+
+def test_a_payload_is_given_whole(dsn: str, bus: CommandBus) -> None:
+    data = {"text": "é" * 100_000}
+    id_ = bus.send("payments", "Debit", data)
+    page = application(bus)
+    assert read(bus, id_)["data"]["cut"]
+    whole = ask(page, f"/api/payload/payments/{id_}/data").json
+    assert (decode(whole["text"]), whole["cut"]) == (data, False)
+    assert ask(page, f"/api/payload/payments/{id_}/checkpoint").json["text"] == "null"
+    bus.cancel("payments", id_)
+    assert "priority" in ask(page, f"/api/payload/payments/{id_}/event/0").json["text"]
+    for path, status, sentence in (
+        ("event/9", 404, "the audit trail has no event '9'"),
+        ("event/x", 404, "the audit trail has no event 'x'"),
+        ("event", 400, "the path lacks the number of the event"),
+        ("other", 400, "and not 'other'"),
+    ):
+        reply = ask(page, f"/api/payload/payments/{id_}/{path}")
+        assert (reply.status, sentence in reply.json["error"]) == (status, True), reply.json
+    assert ask(page, f"/api/payload/payments/{uuid4()}/data").status == 404
+
+
+def related(bus: CommandBus, id_: UUID) -> Any:
+    reply = ask(application(bus), f"/api/related/payments/{id_}")
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def test_everything_of_a_correlation_id_is_shown_as_a_tree(dsn: str, bus: CommandBus) -> None:
+    root = bus.send("payments", "Order", reply_to="orders")
+    mail = bus.send("mail", "Receipt", correlation_id=root, delay=60)
+    batch_id = bus.create_batch(
+        "payments", [SendRequest("payments", "Line", correlation_id=root)] * 2, name="lines"
+    )
+    bus.send("payments", "Other")
+    bus.cancel("payments", root)
+    [reply] = bus.query("orders")
+    for id_ in (root, bus.batch_commands(batch_id)[0].command_id):
+        value = related(bus, id_)
+        [top] = value["tree"]
+        assert (value["count"], value["cut"], top["command_id"]) == (5, False, str(root))
+        assert [node["kind"] for node in top["children"]] == ["command", "batch", "command"]
+        assert top["children"][0]["command_id"] == str(mail)
+        assert [node["type"] for node in top["children"][1]["children"]] == ["Line", "Line"]
+        assert top["children"][2]["command_id"] == str(reply.command_id)
+    assert ask(application(bus), f"/api/related/payments/{uuid4()}").status == 404
+
+
+def test_a_monitor_sees_a_command_without_what_it_may_not_read(dsn: str, bus: CommandBus) -> None:
+    id_ = bus.send("payments", "Debit", {"secret": 1}, key="secret")
+    move_to_troubleshooting(dsn, message="secret")
+    with role(dsn, "monitor") as monitor:
+        [[name]] = monitor.execute("SELECT current_user::text").fetchall()
+        with CommandBus(make_conninfo(dsn, options=f"-c role={name}")) as limited:
+            page = application(limited)
+            value = read(limited, id_)
+            assert (value["status"], value["restricted"]) == ("IN_TROUBLESHOOTING_QUEUE", True)
+            assert value["why"].startswith("It waits for an operator")
+            for path in (f"command/payments/{id_}", f"related/payments/{id_}", "troubleshooting"):
+                reply = ask(page, f"/api/{path}")
+                assert reply.status == 200, reply.body
+                assert b"secret" not in reply.body and reply.json["restricted"]
+            [group] = ask(page, "/api/troubleshooting").json["groups"]
+            assert (group["count"], group["message"]) == (1, None)
+            reply = ask(page, f"/api/payload/payments/{id_}/data")
+            assert (reply.status, "lacks a right" in reply.json["error"]) == (403, True)

@@ -12,8 +12,10 @@ from cmdbus.web.views import (
     history,
     limits,
     overview,
+    payload,
     process,
     processes,
+    related,
     schedules,
     troubleshooting,
 )
@@ -29,8 +31,10 @@ VIEWS: dict[str, View] = {
     "history": history.read,
     "limits": limits.read,
     "overview": overview.read,
+    "payload": payload.read,
     "process": process.read,
     "processes": processes.read,
+    "related": related.read,
     "schedules": schedules.read,
     "troubleshooting": troubleshooting.read,
 }

@@ -2,10 +2,12 @@
 
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from cmdbus.checks import check_name
 from cmdbus.errors import CommandNotFoundError
 from cmdbus.producer.bus import CommandBus
+from cmdbus.producer.found_commands import FoundCommand
 from cmdbus.producer.records import AuditEvent, CommandRecord, Status
 from cmdbus.web.query import Query
 from cmdbus.web.views.executions import executions, value_of
@@ -22,6 +24,8 @@ def read(bus: CommandBus, query: Query) -> object:
     domain = check_name("domain", query.part(0, "the domain"))
     command_id = query.uuid_part(1, "the id")
     most = query.whole("events", _SHOWN, 1, _MAX_SHOWN)
+    if not bus.rights().reads_data:
+        return _restricted(bus, domain, command_id)
     record = bus.get(domain, command_id)
     if record is None:
         raise CommandNotFoundError(domain, command_id)
@@ -34,13 +38,24 @@ def read(bus: CommandBus, query: Query) -> object:
         "checkpoint": None if record.checkpoint is None else shown(record.checkpoint),
         "why": bus.explain(domain, command_id),
         "timeline": timeline(record, runs, audit, datetime.now(UTC))[-most:],
-        "attempts": [value_of(run) for run in runs[-most:]],
-        "attempts_left_out": max(0, len(runs) - most),
+        "executions": [value_of(run) for run in runs[-most:]],
+        "executions_left_out": max(0, len(runs) - most),
         "audit": [_event(event, n) for n, event in enumerate(audit)][-most:],
         "audit_left_out": max(0, len(audit) - most),
         "links": _links(bus, record),
         "restricted": False,
     }
+
+
+def _restricted(bus: CommandBus, domain: str, command_id: UUID) -> dict[str, Any]:
+    """Without payloads, messages, keys and the audit trail, which the role may not read."""
+    found = bus.search(domain, command_id=command_id).commands
+    if not found:
+        raise CommandNotFoundError(domain, command_id)
+    [record] = found
+    absent = dict.fromkeys((*_PAYLOADS, "timeline", "executions", "audit", "links"))
+    fields = {name: getattr(record, name) for name in FoundCommand.__slots__}
+    return {**absent, **fields, "why": bus.explain(domain, command_id), "restricted": True}
 
 
 def _fields(record: CommandRecord) -> dict[str, Any]:
@@ -49,10 +64,21 @@ def _fields(record: CommandRecord) -> dict[str, Any]:
 
 
 def _event(event: AuditEvent, number: int) -> dict[str, Any]:
-    """`number` is its place in the whole trail."""
+    """`number` is its place in the whole trail, and `change` what a retry did to the data."""
     names = (name for name in AuditEvent.__slots__ if name != "details")
-    details = None if event.details is None else shown(event.details, _DETAILS_BYTES)
-    return {"number": number, **{name: getattr(event, name) for name in names}, "details": details}
+    details, change = event.details, None
+    if event.kind == "OPERATOR_RETRY" and isinstance(details, dict):
+        change = {
+            "before": shown(details.get("data_before"), _DETAILS_BYTES),
+            "after": shown(details.get("data"), _DETAILS_BYTES),
+        }
+        details = None
+    return {
+        "number": number,
+        **{name: getattr(event, name) for name in names},
+        "details": None if details is None else shown(details, _DETAILS_BYTES),
+        "change": change,
+    }
 
 
 def _links(bus: CommandBus, record: CommandRecord) -> dict[str, Any]:

@@ -1,0 +1,135 @@
+// Commands that failed for good: grouped by error and type, and decided about one by one, by
+// selection, or as a group.
+
+import { get } from "../core/api.js";
+import { confirmAction } from "../core/dialog.js";
+import { h, replace, setText } from "../core/dom.js";
+import { count, plural, timeElement } from "../core/format.js";
+import { watch } from "../core/live.js";
+import { button, commandLink, empty, name, panel, restrictedNote, tag } from "../core/parts.js";
+import { apiPath, link } from "../core/router.js";
+import { table } from "../core/table.js";
+
+const ACTIONS = [["retry", "Retry", "primary"], ["complete", "Complete"], ["cancel_trouble", "Cancel", "danger"]];
+
+export const title = () => "Troubleshooting";
+
+const linkOf = (row) => link("troubleshooting", { domain: row.domain, type: row.type, error_code: row.error_code });
+const keyOf = (row) => `${row.domain} ${row.command_id}`;
+const named = (rows) => ({ target: { commands: rows.map((row) => [row.domain, row.command_id]) } });
+
+export async function show(root, { params, session, signal, keys }) {
+  const chosen = { domain: params.domain, type: params.type, error_code: params.error_code };
+  const isChosen = Boolean(chosen.domain || chosen.type || chosen.error_code);
+  const isGroup = Boolean(chosen.domain && chosen.type && chosen.error_code);
+  const path = apiPath("troubleshooting", { ...chosen });
+  const told = h("p", { class: "muted", role: "status" });
+  const note = h("div");
+  const groups = table({
+    label: "Errors",
+    keyOf: (row) => `${row.domain} ${row.type} ${row.error_code}`,
+    link: linkOf,
+    rowClass: (row) => isGroup && row.domain === chosen.domain && row.type === chosen.type && row.error_code === chosen.error_code && "selected",
+    columns: [
+      { key: "error_code", label: "Error", narrow: "title", render: (row) => tag(row.error_code ?? "no code", "bad") },
+      { key: "type", label: "Type", render: (row) => h("a", { href: linkOf(row) }, name(`${row.domain}/${row.type}`)) },
+      { key: "count", label: "Count", align: "right", render: (row) => count(row.count) },
+      { key: "newest", label: "Latest", align: "right", render: (row) => timeElement(row.newest) },
+      { key: "oldest", label: "Oldest", align: "right", narrow: "hide", render: (row) => timeElement(row.oldest) },
+      { key: "message", label: "Latest message", render: (row) => row.message ?? "" },
+    ],
+    empty: empty("Nothing waits for an operator", "Commands come here when they have failed for good: their attempts are used up, or the error says that another one is useless. Each has an operator's decision in its audit trail."),
+  });
+  const commands = table({
+    label: "Commands",
+    keyOf,
+    selectable: session.acts,
+    onSelect: drawSelected,
+    link: (row) => link(["command", row.domain, row.command_id]),
+    columns: [
+      { key: "command_id", label: "Command", narrow: "title", render: (row) => commandLink(row.domain, row.command_id) },
+      { key: "type", label: "Type", render: (row) => name(`${row.domain}/${row.type}`) },
+      { key: "error_code", label: "Error", render: (row) => tag(row.error_code ?? "no code", "bad") },
+      { key: "error_message", label: "Message", render: (row) => row.error_message ?? "" },
+      { key: "attempts", label: "Attempts", align: "right", render: (row) => count(row.attempts) },
+      { key: "failed_at", label: "Came here", align: "right", render: (row) => timeElement(row.failed_at) },
+      { key: "key", label: "Key", narrow: "hide", render: (row) => row.key ?? "" },
+    ],
+    empty: h("p", { class: "empty" }, "None of these waits any more. ", isChosen && h("a", { href: "#/troubleshooting" }, "All errors")),
+  });
+  const selected = h("div", { class: "toolbar" });
+  const older = button("Older ones", loadOlder, { small: true });
+  const heading = isChosen ? `Commands with ${chosen.error_code ?? "any error"} of ${[chosen.domain, chosen.type].filter(Boolean).join("/") || "all domains"}` : "All commands, the latest first";
+  const list = panel(heading,
+    isChosen && h("div", { class: "toolbar" }, h("a", { href: "#/troubleshooting" }, "All errors"), isGroup && session.acts && ACTIONS.map(([action, label, tone]) => button(`${label} all of this group`, () => confirmAction(action, { target: { group: chosen } }, { onDone: () => forget(null) }), { tone: tone === "danger" ? tone : null }))),
+    selected, commands.element, h("div", { class: "toolbar" }, older));
+  let first = [];
+  let further = [];
+  let next = null;
+
+  function drawSelected(rows) {
+    if (!session.acts) return;
+    replace(selected, h("span", { class: "muted" }, rows.length ? `${plural(rows.length, "command")} selected` : "Select commands to decide about them."),
+      ACTIONS.map(([action, label, tone]) => button(label, () => decide(action, rows), { tone, disabled: !rows.length, small: true })));
+  }
+
+  const decide = (action, rows) => confirmAction(action, named(rows), { onDone: () => forget(new Set(rows.map(keyOf))) });
+
+  /** What was decided about is gone from the pages that are not live. */
+  function forget(keys) {
+    further = further.filter((row) => keys && !keys.has(keyOf(row)));
+    commands.clear();
+    draw();
+  }
+
+  function retry() {
+    const rows = commands.selected();
+    const focused = commands.focused();
+    if (!session.acts || (!rows.length && !focused)) return false;
+    decide("retry", rows.length ? rows : [focused]);
+    return true;
+  }
+
+  async function loadOlder() {
+    older.disabled = true;
+    try {
+      const page = await get(apiPath("troubleshooting", { ...chosen, after: next }), {}, { signal });
+      further = [...further, ...page.commands];
+      next = page.next;
+      draw();
+    } finally {
+      older.disabled = false;
+    }
+  }
+
+  function draw() {
+    const seen = new Set(first.map(keyOf));
+    commands.update([...first, ...further.filter((row) => !seen.has(keyOf(row)))]);
+    older.hidden = next === null;
+  }
+
+  function update(value) {
+    setText(told, `${value.complete ? "" : "More than "}${plural(value.total, "command")} ${value.total === 1 ? "waits" : "wait"} for an operator.`);
+    replace(note, value.restricted && restrictedNote());
+    list.hidden = value.restricted || value.total === 0;
+    groups.update(value.groups);
+    // What was loaded below the first page stays, and what moves from that page comes below it.
+    if (further.length) {
+      const now = new Set(value.commands.map(keyOf));
+      const known = new Set(further.map(keyOf));
+      const oldest = value.commands.at(-1)?.failed_at ?? "";
+      further = [...first.filter((row) => !now.has(keyOf(row)) && !known.has(keyOf(row)) && row.failed_at <= oldest), ...further];
+    } else {
+      next = value.next;
+    }
+    first = value.commands;
+    draw();
+  }
+
+  keys([{ key: "r", label: "Retry the selected commands, or this one", run: retry }]);
+  drawSelected([]);
+  update(await get(path, {}, { signal }));
+  root.append(note, told, panel("Errors", groups.element), list);
+  const failed = (state, { error } = {}) => state === "failed" && replace(note, h("p", { class: "note note-bad", role: "status" }, String(error?.message ?? error)));
+  return { close: watch(path, update, failed) };
+}
