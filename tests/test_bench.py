@@ -23,7 +23,7 @@ BENCH = SCRIPTS / "bench"
 RATES = ["enqueue-bulk"]
 MORE_RATES = [
     *("drain", "drain-full", "enqueue", "enqueue-concurrent", "threads", "tx", "bloat"),
-    *("bloat-batch", "keyed", "ordered", "io", "call", "django"),
+    *("bloat-batch", "keyed", "ordered", "io", "call", "django", "drain-watched"),
 ]
 TIMES = ["lease-look"]
 MORE_TIMES = ["latency", "limited-latency", "mixed", "fair", "tick-latency"]
@@ -36,6 +36,7 @@ TINY = [*SHORT, "--rows", "2000", "--processes", "2", "--threads", "2", "--comma
 MORE = {
     "enqueue-concurrent": {"enqueue-concurrent-armed"},
     "drain": {"drain-cpu"},
+    "drain-watched": {"drain-watched-cpu"},
     "enqueue": {"enqueue-cpu"},
     "latency": {"latency-cpu"},
     "drain-full": {"drain-full-cpu"},

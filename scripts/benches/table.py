@@ -18,6 +18,7 @@ from benches.selecting import tag_idle
 from benches.sending import enqueue, enqueue_bulk, enqueue_concurrent
 from benches.ticking import tick_latency
 from benches.waiting import call, idle, io, latency, mixed
+from benches.watching import drain_watched
 
 _RATE, _CPU, _MS = "commands/s", "us/command", "ms"
 
@@ -31,6 +32,8 @@ ROWS = {
         Row("drain-cpu", drain, _CPU, 0.62, 0.7),
         Row("drain-full", drain_full, _RATE, 0.5, 0.85, _FULL),
         Row("drain-full-cpu", drain_full, _CPU, 0.55, 0.7, _FULL),
+        Row("drain-watched", drain_watched, _RATE, 0.9),
+        Row("drain-watched-cpu", drain_watched, _CPU, 0.97),
         Row("threads", threads, _RATE, 0.95, 1.0),
         Row("io", io, _RATE, 0.95, 0.99),
         Row("latency", latency, _MS, 0.56, 0.77),
