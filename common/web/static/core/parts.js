@@ -121,9 +121,9 @@ export const facts = (pairs) =>
 export function figure(label, value, { tone, href, title } = {}) {
   const number = h("span");
   const element = h(href ? "a" : "div", { class: "figure", href, title }, number, h("span", { class: "figure-label" }, label));
-  element.set = (text, newTone = tone) => {
+  element.set = (text, newTone) => {
     setText(number, text);
-    number.className = `figure-value text-${newTone}`;
+    number.className = `figure-value text-${newTone ?? tone}`;
   };
   element.set(value);
   return element;
