@@ -68,6 +68,12 @@ def world(bus: CommandBus, dsn: str) -> World:
     return World(("payments", command_id), ("payments", trouble_id), batch_id, process_id)
 
 
+def _cursor(world: World) -> str:
+    """Before the command in troubleshooting."""
+    domain, command_id = world.trouble
+    return f"{LATER.isoformat()} {domain} {command_id}"
+
+
 def reads(bus: CommandBus, c: Any, world: World) -> dict[str, object]:
     """The results of every call that reads. Ages differ."""
     domains = bus.domains(connection=c)
@@ -92,6 +98,10 @@ def reads(bus: CommandBus, c: Any, world: World) -> dict[str, object]:
         "process_steps": bus.process_steps(world.process_id, connection=c),
         "process_audit": bus.process_audit(world.process_id, connection=c),
         "tsq list": bus.troubleshooting.list(since=PAST, connection=c),
+        "tsq page": bus.troubleshooting.page(
+            "payments", since=PAST, with_data=False, after=_cursor(world), connection=c
+        ),
+        "tsq groups": bus.troubleshooting.groups("payments", connection=c),
         "tsq count": bus.troubleshooting.count("payments", connection=c),
         "tsq summary": bus.troubleshooting.summary(connection=c),
         "limits": bus.limits.list(connection=c),
@@ -125,7 +135,7 @@ def changes(bus: CommandBus, c: Any, world: World) -> list[object]:
     bus.signal_process(world.process_id, "go", DATA, connection=c)
     bus.cancel_process(world.process_id, operator="ann", connection=c)
     tsq = bus.troubleshooting
-    tsq.retry(*world.trouble, operator="ann", connection=c)
+    tsq.retry(*world.trouble, operator="ann", data={"text": TEXT}, connection=c)
     counts.append(tsq.complete_all("payments", operator="ann", result=DATA, connection=c))
     bus.cancel_batch(world.batch_id, connection=c)
     bus.limits.set("payments", "Debit", rate="2/s", connection=c)

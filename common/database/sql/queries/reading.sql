@@ -141,7 +141,7 @@ LIMIT %(limit)s OFFSET %(offset)s;
 -- finds the place in the index whatever the plan is; the second leaves out its equals.
 SELECT t.domain, t.command_id, t.type, 'IN_TROUBLESHOOTING_QUEUE', t.priority,
     t.attempts::integer, t.max_attempts::integer,
-    CASE WHEN %(with_data)s THEN t.data::text END, NULL, t.error_code, t.error_message,
+    CASE WHEN %(with_data)s::boolean THEN t.data::text END, NULL, t.error_code, t.error_message,
     t.correlation_id, t.reply_to, t.batch_id, t.created_at,
     least(greatest(coalesce(t.due_at, t.created_at), '0002-01-01'), '9998-12-31'),
     t.claimed_at, NULL::timestamptz, i.worker, t.key, t.unique_key,
@@ -149,7 +149,7 @@ SELECT t.domain, t.command_id, t.type, 'IN_TROUBLESHOOTING_QUEUE', t.priority,
         THEN least(greatest(t.expires_at, '0002-01-01'), '9998-12-31') END,
     (SELECT k.data::text FROM {schema}.checkpoint k
      WHERE k.domain = t.domain AND k.command_id = t.command_id AND k.created_at = t.created_at
-         AND %(with_data)s),
+         AND %(with_data)s::boolean),
     t.failed_at,
     (SELECT e.details ->> 'reason'::text FROM {schema}.event e
      WHERE e.domain = t.domain AND e.command_id = t.command_id
@@ -164,7 +164,7 @@ WHERE (%(domain)s::text IS NULL OR t.domain = %(domain)s)
     AND (%(until)s::timestamptz IS NULL OR t.failed_at < %(until)s)
     AND t.failed_at <= coalesce(%(after)s::timestamptz, 'infinity')
     AND (%(after)s::timestamptz IS NULL OR (t.failed_at, t.domain, t.command_id)
-         < (%(after)s, %(after_domain)s::text, %(after_id)s::uuid))
+         < (%(after)s::timestamptz, %(after_domain)s::text, %(after_id)s::uuid))
 ORDER BY t.failed_at DESC, t.domain DESC, t.command_id DESC
 LIMIT %(limit)s;
 
@@ -182,7 +182,7 @@ FROM (
         WHERE (%(domain)s::text IS NULL OR t.domain = %(domain)s)
             AND (%(type)s::text IS NULL OR t.type = %(type)s)
             AND (%(error_code)s::text IS NULL OR t.error_code = %(error_code)s)
-        ORDER BY t.failed_at DESC LIMIT %(read)s
+        ORDER BY t.failed_at DESC LIMIT %(read)s::bigint
     ) latest
     GROUP BY domain, type, error_code
     ORDER BY max(failed_at) DESC, domain, type, error_code
