@@ -1,0 +1,249 @@
+// Commands: a search, page by page, and what can be done with what it finds.
+
+import { get } from "../core/api.js";
+import { confirmAction } from "../core/dialog.js";
+import { h, replace, setText } from "../core/dom.js";
+import { clock, count, duration, plural, timeElement, NONE } from "../core/format.js";
+import { watch } from "../core/live.js";
+import { button, commandLink, empty, name, restrictedNote, statusTag, tag } from "../core/parts.js";
+import { apiPath, link } from "../core/router.js";
+import { table } from "../core/table.js";
+import { filterBar, filtersOf, queryOf } from "./command_filters.js";
+
+const IN_TROUBLE = "IN_TROUBLESHOOTING_QUEUE";
+const ROUNDS = 500;
+const FIRST_COMMAND = `from cmdbus import CommandBus
+
+with CommandBus("postgresql:///mydb") as bus:
+    bus.send("payments", "DebitAccount", {"account_id": 1, "amount": 5})`;
+// The conditions that an action on all that match carries out exactly.
+const WAITING = ["status", "domain", "type", "key", "since", "until", "age"];
+const TROUBLED = ["status", "domain", "type", "key", "error_code"];
+// Where a page came from, by its cursor: for the way back.
+const BEFORE = new Map();
+
+export const title = () => "Commands";
+
+const keyOf = (row) => `${row.domain} ${row.command_id}`;
+const target = (rows) => ({ target: { commands: rows.map((row) => [row.domain, row.command_id]) } });
+
+const COLUMNS = [
+  { key: "type", label: "Command", narrow: "title", render: (row) => [h("span", { class: "muted" }, name(row.domain), " / "), name(row.type)] },
+  { key: "command_id", label: "Id", render: (row) => commandLink(row.domain, row.command_id) },
+  { key: "status", label: "Status", width: "112px", render: (row) => (row.gone ? tag("moved on", "muted", "It does not meet the filters any more.") : statusTag(row.status)) },
+  { key: "created_at", label: "Sent", width: "100px", render: (row) => timeElement(row.created_at) },
+  { key: "waited", label: "Waited", align: "right", width: "92px", narrow: "hide", render: (row) => duration(row.waited) },
+  { key: "ran", label: "Ran", align: "right", width: "128px", render: ran },
+  { key: "attempts", label: "Attempts", align: "right", width: "84px", narrow: "hide", render: (row) => (row.max_attempts ? `${row.attempts} of ${row.max_attempts}` : String(row.attempts)) },
+  { key: "error", label: "Error", width: "minmax(120px, 1fr)", render: (row) => (row.error_code ? [h("span", { class: "mono" }, row.error_code), row.error_message && h("span", { class: "muted" }, " ", row.error_message.slice(0, 160))] : null) },
+];
+
+function ran(row) {
+  if (row.status === "IN_PROGRESS") return h("span", null, "since ", timeElement(row.started_at, "clock"));
+  if (row.status === "PENDING" && Date.parse(row.due_at) > Date.parse(row.created_at)) return h("span", null, "due ", timeElement(row.due_at));
+  return row.ran === null ? NONE : duration(row.ran);
+}
+
+export async function show(root, { params, session, navigate, signal, keys }) {
+  const filters = filterBar({ navigate, restricted: !session.reads_data });
+  const problem = h("p", { class: "note note-bad", role: "alert", hidden: true });
+  const tools = h("div", { class: "toolbar", role: "group", "aria-label": "Actions", css: { "min-height": "34px" } });
+  const said = h("span", { class: "muted" });
+  const buttons = h("span", { class: "toolbar" });
+  const news = h("button", { type: "button", class: "small push", hidden: true, on: { click: () => present(latest) } });
+  const nothing = h("div");
+  const stopped = h("div", { class: "toolbar note note-info", role: "status", hidden: true });
+  const pager = h("nav", { class: "toolbar", "aria-label": "Pages" });
+  const list = table({ columns: COLUMNS, keyOf, label: "Commands", selectable: session.acts, onSelect: drawTools, empty: nothing, link: (row) => link(["command", row.domain, row.command_id]), rowClass: (row) => row.gone && "muted" });
+  tools.append(said, buttons, news);
+  root.append(filters.element, session.reads_data ? "" : restrictedNote(), problem, tools, list.element, stopped, pager);
+
+  let given = params;
+  let query = {};
+  let latest = null;
+  let shown = null;
+  let fresh = true;
+  let isOver = false;
+  let stopWatching = () => {};
+  let searching = null;
+  list.element.addEventListener("pointerenter", () => (isOver = true));
+  list.element.addEventListener("pointerleave", () => (isOver = false));
+
+  function open(next) {
+    const turned = next.after !== given.after || given === next;
+    given = next;
+    query = queryOf(given);
+    filters.fill(given);
+    searching?.abort();
+    stopWatching();
+    fresh = true;
+    list.element.setAttribute("aria-busy", "true");
+    stopWatching = watch(apiPath("commands", query), (value) => arrive(value, turned), failed);
+  }
+
+  function failed(state, { error } = {}) {
+    if (state !== "failed") return;
+    problem.hidden = false;
+    setText(problem, error?.message ?? String(error));
+    list.element.removeAttribute("aria-busy");
+    if (!fresh) return;
+    // What was found before is no answer to what was asked now.
+    replace(nothing);
+    list.update((shown = []));
+    replace(pager);
+    stopped.hidden = true;
+  }
+
+  // Rows come and go under the reader's eyes only while the reader does nothing with them.
+  const reading = () => list.selected().length > 0 || list.focused() || isOver || scrollY > 60;
+
+  function arrive(value, turned) {
+    latest = value;
+    problem.hidden = true;
+    list.element.removeAttribute("aria-busy");
+    if (!fresh && reading()) {
+      blend(value);
+      return;
+    }
+    if (fresh && turned && shown) scrollTo(0, 0);
+    fresh = false;
+    present(value);
+  }
+
+  function present(value) {
+    shown = value.commands;
+    news.hidden = true;
+    drawEmpty(value);
+    list.update(shown);
+    drawEnd(value);
+    drawTools();
+  }
+
+  /** Changes the rows that are shown, and says how many are not. */
+  function blend(value) {
+    const now = new Map(value.commands.map((row) => [keyOf(row), row]));
+    const last = value.next && value.commands.length ? value.commands.at(-1).created_at : "";
+    const before = new Set(shown.map(keyOf));
+    shown = shown.map((row) => now.get(keyOf(row)) ?? (row.created_at > last ? { ...row, gone: true } : row));
+    const more = value.commands.filter((row) => !before.has(keyOf(row))).length;
+    news.hidden = more === 0;
+    setText(news, `${plural(more, "newer command")}: show`);
+    list.update(shown);
+    drawTools();
+  }
+
+  function drawEmpty(value) {
+    const filtered = Object.keys(filtersOf(given)).length > 0;
+    if (value.next) replace(nothing, empty("Nothing found so far", "The search can go on."));
+    else if (given.after) replace(nothing, empty("No more commands", "The pages end here."));
+    else if (filtered) replace(nothing, empty("Nothing matches", "No command meets all of these filters."), h("p", { class: "empty" }, h("a", { href: "#/commands" }, "Clear filters")));
+    else replace(nothing, empty("No command has been sent yet", "A first one, from Python:", FIRST_COMMAND));
+  }
+
+  function drawEnd(value) {
+    stopped.hidden = !value.stopped || !value.next;
+    if (!stopped.hidden) tellStop(value, button("Search on", searchOn, { small: true }));
+    const back = BEFORE.get(given.after);
+    const way = (label, after) => h("a", { class: "button", href: link(["commands"], { ...given, after }) }, label);
+    if (value.next) BEFORE.set(value.next, given.after ?? "");
+    if (BEFORE.size > 500) BEFORE.delete(BEFORE.keys().next().value);
+    replace(pager,
+      given.after && way("First page", null),
+      given.after && back && way("Newer", back),
+      value.next && way("Older", value.next),
+      h("span", { class: "muted" }, value.commands.length ? plural(value.commands.length, "command") + (value.next ? " on this page" : "") : ""));
+  }
+
+  function tellStop(value, action) {
+    const { at, read } = value.stopped;
+    replace(stopped, h("span", null, `The search has looked at about ${count(read)} commands${at ? `, back to ${clock(at)}` : ""}, and stopped there.`), action);
+  }
+
+  /** Goes on until something is found, or the end. */
+  async function searchOn() {
+    const mine = (searching = new AbortController());
+    signal.addEventListener("abort", () => mine.abort(), { once: true });
+    let after = latest.next;
+    let read = latest.stopped.read;
+    const stop = button("Stop", () => mine.abort(), { small: true });
+    try {
+      for (let round = 0; round < ROUNDS && !mine.signal.aborted; round += 1) {
+        const value = await get("commands", { ...query, after }, { signal: mine.signal });
+        if (value.commands.length || !value.next) break;
+        after = value.next;
+        read += value.stopped?.read ?? 0;
+        tellStop({ stopped: { at: value.stopped?.at, read } }, stop);
+      }
+    } catch (error) {
+      if (error.name !== "AbortError") failed("failed", { error });
+    }
+    if (!signal.aborted && searching === mine) navigate({ after });
+  }
+
+  const act = (action, body) => confirmAction(action, body, { onDone: () => list.clear() });
+
+  function drawTools() {
+    const rows = list.selected();
+    if (!session.acts) {
+      setText(said, "");
+      return;
+    }
+    setText(said, rows.length ? `${count(rows.length)} selected` : "");
+    replace(buttons, rows.length ? chosen(rows) : matching());
+  }
+
+  function chosen(rows) {
+    const waiting = rows.filter((row) => row.status === "PENDING");
+    const open = rows.filter((row) => row.status === "PENDING" || row.status === "IN_PROGRESS");
+    const trouble = rows.filter((row) => row.status === IN_TROUBLE);
+    const one = (label, action, those, tone) => those.length > 0 && button(`${label} ${count(those.length)}`, () => act(action, target(those)), { small: true, tone });
+    return [
+      one("Retry", "retry", trouble, "primary"),
+      one("Complete", "complete", trouble),
+      one(open.length ? "Cancel in trouble:" : "Cancel", "cancel_trouble", trouble, "danger"),
+      one("Reschedule", "reschedule", waiting),
+      one(trouble.length ? "Cancel open:" : "Cancel", "cancel", open, "danger"),
+      open.length + trouble.length === 0 && h("span", { class: "muted" }, "They have ended: nothing can be done with them."),
+      button("Select none", () => list.clear(), { small: true, tone: "plain" }),
+    ];
+  }
+
+  /** Actions on all that meet the filters, where there is one that means exactly these. */
+  function matching() {
+    const set = filtersOf(given);
+    const only = (names) => Object.keys(set).every((each) => names.includes(each));
+    if (!latest?.commands.length && !latest?.next) return [];
+    if (set.status === "PENDING" && set.domain && only(WAITING)) {
+      const { domain, type, key, until } = set;
+      const match = { domain, type, key, since: query.since, until };
+      return [button("Cancel all that match", () => act("cancel_all", { target: { match } }), { small: true })];
+    }
+    if (set.status === IN_TROUBLE && only(TROUBLED)) {
+      const { domain, type, key, error_code } = set;
+      const body = { target: { match: { domain, type, key, error_code } } };
+      return [["Retry", "retry"], ["Complete", "complete"], ["Cancel", "cancel_trouble"]].map(([label, action]) =>
+        button(`${label} all that match`, () => act(action, body), { small: true }));
+    }
+    return [];
+  }
+
+  function retry() {
+    const rows = list.selected().length ? list.selected() : [list.focused()].filter(Boolean);
+    const trouble = rows.filter((row) => row.status === IN_TROUBLE);
+    if (!session.acts || trouble.length === 0) return false;
+    act("retry", target(trouble));
+  }
+  keys([{ key: "r", label: "Retry what is in trouble", run: retry }]);
+
+  open(params);
+  return {
+    close: () => stopWatching(),
+    update(next) {
+      if (JSON.stringify(next) !== JSON.stringify(given)) {
+        list.clear();
+        open(next);
+      }
+      return true;
+    },
+  };
+}

@@ -1,0 +1,209 @@
+"""The view of commands in a browser: filters, pages, what is selected, and what is new."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import pytest
+from queries import move_to_troubleshooting
+from test_searching import commands as commands
+from visits import Visit, Visiting
+from web_server import serving
+
+from cmdbus import CommandBus, SendRequest
+from cmdbus.web import application
+
+pytestmark = pytest.mark.long
+
+ROW = "#view tbody tr"
+
+
+@contextmanager
+def page_of(visiting: Visiting, bus: CommandBus, view: str = "", **options: Any) -> Iterator[Visit]:
+    """The view of commands with these filters in its address."""
+    app = application(bus)
+    try:
+        with serving(app) as server:
+            address = f"http://127.0.0.1:{server.address[1]}"
+            with visiting(address, **options) as visit:
+                visit.open(f"#/commands{view}")
+                settled(visit)
+                yield visit
+    finally:
+        app.close()
+
+
+def shown(page: Visit) -> int:
+    return page.tab.locator(ROW).count()
+
+
+def count_of(page: Visit, number: int) -> None:
+    from playwright.sync_api import expect
+
+    expect(page.tab.locator(ROW)).to_have_count(number)
+
+
+def settled(page: Visit) -> None:
+    """What the address asks for is shown."""
+    from playwright.sync_api import expect
+
+    expect(page.tab.locator("#view .table")).to_have_count(1)
+    expect(page.tab.locator("[aria-busy=true]")).to_have_count(0)
+
+
+def confirm(page: Visit, label: str | re.Pattern[str]) -> None:
+    dialog = page.find("dialog")
+    dialog.get_by_label("Your name").fill("ann")
+    dialog.get_by_role("button", name=label).click()
+
+
+def test_commands_are_filtered_and_every_filter_is_in_the_address(
+    visiting: Visiting, bus: CommandBus, commands: dict[str, UUID]
+) -> None:
+    with page_of(visiting, bus) as page:
+        count_of(page, 8)
+        page.press("/")
+        page.tab.keyboard.type("ANN")
+        page.press("Enter")
+        count_of(page, 2)
+        assert "text=ANN" in page.tab.url
+        page.find("button", "In trouble").click()
+        count_of(page, 1)
+        page.sees("account of ANN is gone", "#view")
+        page.find("a", "Clear filters").click()
+        count_of(page, 8)
+        page.press("/")
+        page.tab.keyboard.type(str(commands["failed"]))
+        page.press("Enter")
+        count_of(page, 1)
+        page.sees("NO_MONEY", "#view")
+        page.tab.go_back()
+        count_of(page, 8)
+        domain = page.tab.get_by_label("Domain")
+        domain.focus()
+        page.tab.wait_for_selector("#known-domains option", state="attached")
+        domain.fill("old")
+        page.press("Enter")
+        count_of(page, 2)
+        page.open("#/commands?status=PENDING&error_code=NO")
+        page.sees("Nothing matches")
+        assert page.tab.get_by_label("Error code").input_value() == "NO"
+        assert page.barriers() == []
+
+
+def test_pages_are_turned_back_and_forth(visiting: Visiting, bus: CommandBus) -> None:
+    bus.send_many([SendRequest("payments", "Debit", n) for n in range(250)])
+    with page_of(visiting, bus) as page:
+        count_of(page, 100)
+        first = page.text(ROW)
+        page.find("a", "Older").click()
+        page.sees("First page", "#view")
+        settled(page)
+        count_of(page, 100)
+        page.find("a", "Older").click()
+        page.sees("Newer", "#view")
+        count_of(page, 50)
+        page.find("a", "Newer").click()
+        count_of(page, 100)
+        page.find("a", "First page").click()
+        page.tab.wait_for_url(re.compile("#/commands$"))
+        settled(page)
+        assert page.text(ROW).split()[:3] == first.split()[:3]
+        page.open("#/commands?after=x")
+        page.sees("after must be the `next` of a search", "[role=alert]")
+
+
+def test_what_is_new_comes_by_itself_and_never_under_the_readers_hand(
+    visiting: Visiting, bus: CommandBus
+) -> None:
+    with page_of(visiting, bus) as page:
+        page.sees("No command has been sent yet")
+        page.sees("bus.send(", "pre")
+        [first] = bus.send_many([SendRequest("payments", "Debit")])
+        count_of(page, 1)
+        before = len(page.shifts())
+        page.find(f"{ROW} input").click()
+        page.sees("1 selected")
+        bus.send("payments", "Credit")
+        page.sees("1 newer command: show")
+        bus.cancel("payments", first)
+        page.sees("canceled", ROW)
+        assert shown(page) == 1
+        assert page.shifts()[before:] == []
+        page.find("button", "1 newer command").click()
+        count_of(page, 2)
+
+
+def test_selected_commands_are_acted_on(dsn: str, visiting: Visiting, bus: CommandBus) -> None:
+    failed = bus.send_many([SendRequest("payments", "Debit")] * 3)
+    move_to_troubleshooting(dsn)
+    waiting = bus.send_many([SendRequest("payments", "Debit", delay=3600)] * 3)
+    with page_of(visiting, bus) as page:
+        count_of(page, 6)
+        page.press("j", "x", "j", "x", "j", "j", "x")
+        page.sees("3 selected")
+        page.find("button", "Cancel open: 2").click()
+        page.sees("Cancel 2 commands", "dialog")
+        assert page.barriers() == []
+        confirm(page, "Cancel 2 commands")
+        page.sees("2 commands canceled", "#toasts")
+        page.sees("canceled", "#view")
+        assert [event.operator for event in bus.audit("payments", waiting[2])] == [None, "ann"]
+        page.find(f"{ROW} input >> nth=3").click()
+        page.press("r")
+        page.sees("Retry payments/Debit", "dialog")
+        page.find("dialog button", "Retry it").click()
+        page.sees("1 command retried", "#toasts")
+        page.open("#/commands?status=PENDING&domain=payments")
+        count_of(page, 2)
+        page.find("button", "Cancel all that match").click()
+        page.sees("Cancel all 2 commands of payments", "dialog")
+        page.find("dialog button", "Cancel 2 commands").click()
+        page.sees("Nothing matches")
+        assert len(bus.search(status="CANCELED").commands) == 4
+        page.open("#/commands?status=IN_TROUBLESHOOTING_QUEUE")
+        page.find("button", "Complete all that match").click()
+        page.find("dialog button", "Complete 2 commands").click()
+        page.sees("2 commands completed", "#toasts")
+    assert {each.status for each in bus.find([("payments", id_) for id_ in failed])} == {
+        "COMPLETED",
+        "CANCELED",
+    }
+
+
+def test_a_search_that_stops_goes_on_by_a_button(
+    visiting: Visiting, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rare = bus.send("payments", "Rare")
+    bus.send_many([SendRequest("payments", "Debit", n) for n in range(6000)])
+    search = bus.search
+    monkeypatch.setattr(bus, "search", lambda **given: search(**given, max_rows=1000))
+    with page_of(visiting, bus, "?type=Rare") as page:
+        page.sees("The search has looked at about", "#view")
+        page.sees("Nothing found so far")
+        page.find("button", "Search on").click()
+        page.tab.wait_for_selector(ROW)
+        page.sees(str(rare)[-8:], ROW)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_narrow_screen(
+    visiting: Visiting, bus: CommandBus, commands: dict[str, UUID], scheme: str
+) -> None:
+    with page_of(visiting, bus, width=380, scheme=scheme) as page:
+        count_of(page, 8)
+        assert page.read("document.documentElement.scrollWidth") <= 380
+        assert page.barriers() == []
+
+
+def test_hostile_texts_are_no_markup(dsn: str, visiting: Visiting, bus: CommandBus) -> None:
+    hostile = "<img src=x onerror=alert(1)>\u202e"
+    bus.send("payments", "Debit", key=hostile)
+    move_to_troubleshooting(dsn, hostile, hostile)
+    with page_of(visiting, bus) as page:
+        page.sees("<img src=x onerror=alert(1)>\\u202e", "#view")
+        page.open("#/commands?text=%3Cimg%20src%3Dx%3E")
+        page.sees("Nothing matches")
+        assert page.read("document.querySelectorAll('#view img').length") == 0
