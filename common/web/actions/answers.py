@@ -52,7 +52,7 @@ def field(
         "required": required,
         "value": value,
         "choices": None if choices is None else [*choices],
-        "hint": hint,
+        "help": hint,
     }
 
 

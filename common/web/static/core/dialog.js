@@ -91,7 +91,8 @@ const row = (label, input, help) =>
   h("div", { class: input.type === "checkbox" ? "field check" : "field" }, h("label", { for: input.id }, label), input, help && h("p", { class: "muted", id: input.id + "-help" }, help));
 
 /**
- * Asks for an action and performs it. `body` is {target, values}; onDone(result) is called after
+ * Asks for an action and performs it. `body` is {target, values}, and what the preview has shown
+ * of the target goes with it: it is performed only while that holds. onDone(result) is called after
  * it, and after its undo. Resolves with the result, or with null where it was not performed.
  */
 export function confirmAction(name, body, { onDone } = {}) {
@@ -144,7 +145,7 @@ export function confirmAction(name, body, { onDone } = {}) {
         if (operator) keepOperator(operator.value.trim());
         confirm.disabled = true;
         try {
-          result = await act(name, { ...body, values, reason: reason.value.trim(), operator: operatorName() });
+          result = await act(name, { ...body, values, ...(shown.state && { state: shown.state }), reason: reason.value.trim(), operator: operatorName() });
         } catch (error) {
           fail(error);
           confirm.disabled = false;
