@@ -8,12 +8,14 @@ const TONES = {
   PENDING: "info", IN_PROGRESS: "run", COMPLETED: "good", FAILED: "warn", CANCELED: "muted",
   IN_TROUBLESHOOTING_QUEUE: "bad", COMPLETED_WITH_FAILURES: "warn",
   RUNNING: "run", WAITING: "info", COMPENSATING: "warn", COMPENSATED: "warn", IN_TROUBLE: "bad",
+  WAITING_FOR_REPLY: "run", WAITING_FOR_TSQ: "bad", SUCCESS: "good",
   CLOSED: "good", OPEN: "bad", HALF_OPEN: "warn",
 };
 
+const WORDS = { IN_TROUBLESHOOTING_QUEUE: "in trouble", WAITING_FOR_TSQ: "waiting for an operator" };
+
 /** IN_TROUBLESHOOTING_QUEUE as "in trouble", COMPLETED_WITH_FAILURES as "completed with failures". */
-export const words = (status) =>
-  status === "IN_TROUBLESHOOTING_QUEUE" ? "in trouble" : String(status).toLowerCase().replaceAll("_", " ");
+export const words = (status) => WORDS[status] ?? String(status).toLowerCase().replaceAll("_", " ");
 
 /** A small label; tone is good, warn, bad, info, run or muted. */
 export const tag = (text, tone, title) => h("span", { class: ["tag", tone && "tag-" + tone], title }, text);

@@ -54,7 +54,9 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
   }
 
   function put(cell, column, row) {
-    const value = column.render ? column.render(row) : row[column.key];
+    const given = column.render ? column.render(row) : row[column.key];
+    // A list is one element, so that it stays together where rows are cards.
+    const value = !Array.isArray(given) ? given : given.some(Boolean) ? h("span", null, given) : "";
     const same = value instanceof Node && cell.childNodes.length === 1 && cell.firstChild.isEqualNode(value);
     if (typeof value === "object" || cell.childElementCount) same || replace(cell, value);
     else setText(cell, value);
