@@ -69,7 +69,10 @@ FLOOR_PLAN |= {
     "cmdbus.worker.boot": [
         *[*COMMON, CLAIMS, PROBES, "cmdbus.worker", STEWARD],
     ],
-    "cmdbus.django": [*COMMON, CLAIMS, EXECUTION, "cmdbus.worker.boot"],
+    "cmdbus.django": [
+        *[*COMMON, CLAIMS, EXECUTION, "cmdbus.worker.boot"],
+        *["cmdbus.web", "cmdbus.web.security"],
+    ],
     "cmdbus.django.management": [],
     "cmdbus.django.management.commands": ["cmdbus.django"],
     "cmdbus.testing": [

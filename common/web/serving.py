@@ -9,6 +9,11 @@ from cmdbus.web.security.gate import Role
 from cmdbus.web.security.token_access import TokenAccess
 from cmdbus.web.wsgi import Application
 
+#: Of a bus whose sessions are the page's alone: their name in pg_stat_activity, seconds for a
+#: server to answer, and what one view may take of it.
+KEYWORDS = {"application_name": "cmdbus:web", "connect_timeout": "5"}
+SETTINGS = {"statement_timeout": "10s", "idle_in_transaction_session_timeout": "10s"}
+
 
 def page(
     bus: CommandBus,

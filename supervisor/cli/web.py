@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from cmdbus.web.http.server import Server
     from cmdbus.web.security.access import Access
 
-#: Of the page's sessions: their name in pg_stat_activity, and seconds for a server to answer.
-_KEYWORDS = {"application_name": "cmdbus:web", "connect_timeout": "5"}
-#: What one view may take of the server.
-_SETTINGS = {"statement_timeout": "10s", "idle_in_transaction_session_timeout": "10s"}
 _BACKLOG = 512
 #: Seconds for requests that run when the page is stopped.
 _STOP_SECONDS = 1.0
@@ -135,7 +131,7 @@ def web(
     from cmdbus.database.dsn import with_defaults
     from cmdbus.producer.bus import CommandBus
     from cmdbus.web.http.server import Server
-    from cmdbus.web.serving import page, server_settings
+    from cmdbus.web.serving import KEYWORDS, SETTINGS, page, server_settings
 
     if token_file is not None and auth != _TOKEN:
         raise UsageProblem("--token-file is for --auth token")
@@ -144,7 +140,7 @@ def web(
         database(dsn, embedded=embedded, schema=schema) as where,
         ExitStack() as stack,
     ):
-        named = with_defaults(where, settings=_SETTINGS, **_KEYWORDS)
+        named = with_defaults(where, settings=SETTINGS, **KEYWORDS)
         bus = stack.enter_context(CommandBus(named, schema=schema))
         listener = stack.enter_context(bound(*listen_at))
         check_reach(listener, auth)
