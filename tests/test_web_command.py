@@ -16,6 +16,9 @@ import pytest
 from cli import CALL, environment_without_ours, here
 
 from cmdbus import CommandBus
+from cmdbus.supervisor.cli.configuration import mistyped_variables
+from cmdbus.supervisor.cli.supervise import main as supervise
+from cmdbus.supervisor.cli.web import web
 
 LISTEN = ("--http", "127.0.0.1:0")
 
@@ -150,3 +153,12 @@ def test_it_refuses_what_cannot_be_meant(dsn: str, tmp_path: Path) -> None:
     options = ("--auth", "token", "--token-file", str(file))
     result = here("web", "--dsn", dsn, *LISTEN, *options)
     assert result.exit_code == 1 and "other users may read" in result.stderr
+
+
+def test_its_variables_are_no_mistakes_to_a_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [p.envvar for p in web.params if str(p.envvar).startswith("CMDBUS_WEB_")]
+    assert len(names) == 4
+    for name in names:
+        monkeypatch.setenv(str(name), "x")
+    with supervise.make_context("cmdbus-supervise", []) as context:
+        assert [*mistyped_variables(context)] == []

@@ -25,6 +25,8 @@ _MAX_BYTES = 1024**2
 _OR_MANAGE = "; `manage.py cmdbus` takes the database of Django's settings"
 #: Of the environment variables that are read; and the rest of those that no option has.
 _PREFIX, _NOT_SETTINGS = "CMDBUS_", {"PG_BIN", "RUN_AS"}
+#: Those of `cmdbus web`.
+_NOT_SETTINGS |= {"WEB_AUTH", "WEB_HTTP", "WEB_ROLE", "WEB_TOKEN_FILE"}
 #: The texts of --check for settings without a value.
 _WITHOUT = {
     "dsn": "none; an embedded PostgreSQL",
