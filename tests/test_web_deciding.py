@@ -81,7 +81,7 @@ def test_a_group_and_some_commands_are_decided_about(
         assert visit.barriers() == []
         visit.press("j", "Enter")
         visit.sees("Commands with BUSY of payments/Debit")
-        visit.tab.get_by_role("button", name="Retry all of this group").click()
+        visit.tab.get_by_role("button", name="Retry all of these").click()
         visit.sees("Retry all 2 commands of payments of type Debit with BUSY", "dialog")
         confirm(visit, "Retry 2 commands")
         visit.sees("2 commands retried", "#toasts")

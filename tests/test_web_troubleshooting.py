@@ -12,6 +12,7 @@ from web import ask
 
 from cmdbus import CommandBus, CommandNotFoundError, InvalidOperationError, SendRequest, Status
 from cmdbus.web import application
+from cmdbus.web.actions import troubleshooting
 
 HOSTILE = "<img src=x onerror=alert(1)> \u202e \u0007 \U0001f600"
 
@@ -177,6 +178,21 @@ def test_all_of_a_group_are_retried_but_those_that_came_after_the_preview(
     assert found(bus, late).result == 7
     with pytest.raises(InvalidOperationError, match="no command waits for an operator of payments"):
         preview(bus, "retry", **group)
+
+
+def test_very_many_are_resolved_in_several_goes(
+    dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    troubled(bus, dsn, 5)
+    monkeypatch.setattr(troubleshooting, "MAX_MATCHED", 2)
+    shown = preview(bus, "retry", match={})
+    assert shown["touches"][-1] == "The 2 oldest are first; then it can be repeated."
+    answers = [act(bus, "retry", match={}, state=shown["state"]) for _ in range(3)]
+    assert [answer["done"] for answer in answers] == [
+        "2 commands retried; 3 of them still wait: repeat it",
+        "2 commands retried; 1 of them still wait: repeat it",
+        "1 command retried",
+    ]
 
 
 BAD: list[tuple[Target, Any, str]] = [

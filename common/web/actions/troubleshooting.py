@@ -13,10 +13,12 @@ from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.records import CommandRecord, Status
 from cmdbus.web.action import LONG_BODY_BYTES, Action, Body
-from cmdbus.web.actions.answers import FOR_GOOD, commands, done, field, preview
+from cmdbus.web.actions.answers import FOR_GOOD, commands, done, field, number, preview
 from cmdbus.web.actions.named import carry_out, counted, named_commands
 from cmdbus.web.actions.order import Order
 
+#: Commands that one request resolves by conditions, at most: that takes seconds.
+MAX_MATCHED = 20_000
 _TARGETS = ("commands", "group", "match")
 _CONDITIONS = ("domain", "type", "error_code", "key", "since", "until")
 _GROUP = ("domain", "type", "error_code")
@@ -111,12 +113,15 @@ def _preview_all(
         )
     until = newest[0].failed_at + timedelta(microseconds=1)
     which = _which(conditions) or "of all domains and types"
+    touches = [
+        f"These are all that wait for an operator {which}. {verb.many}",
+        "Those that come meanwhile are left out.",
+    ]
+    if count > MAX_MATCHED:
+        touches.append(f"The {number(MAX_MATCHED)} oldest are first; then it can be repeated.")
     return preview(
         f"{verb.method.capitalize()} all {commands(count)} {which}",
-        [
-            f"These are all that wait for an operator {which}. {verb.many}",
-            "Those that come meanwhile are left out.",
-        ],
+        touches,
         f"{verb.method.capitalize()} {commands(count)}",
         count=count,
         fields=fields,
@@ -135,8 +140,11 @@ def _perform(bus: CommandBus, body: Body, operator: str, verb: Verb) -> dict[str
             conditions["until"] = min(until, conditions.get("until") or until)
         resolution = _resolution(order, verb, single=False)
         resolve_all = getattr(bus.troubleshooting, f"{verb.method}_all")
-        count = resolve_all(**conditions, **remark, **resolution)
-        return done(counted(count, verb.participle), count=count, undone=verb.undone)
+        count = resolve_all(**conditions, **remark, **resolution, limit=MAX_MATCHED)
+        sentence = counted(count, verb.participle)
+        if count == MAX_MATCHED and (left := bus.troubleshooting.count(**conditions)):
+            sentence += f"; {number(left)} of them still wait: repeat it"
+        return done(sentence, count=count, undone=verb.undone)
     resolution = _resolution(order, verb, single=len(named) == 1)
     if len(named) == 1 and body.get("state") is not None:
         record = _found(bus, *named[0], verb)

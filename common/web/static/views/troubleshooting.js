@@ -61,7 +61,7 @@ export async function show(root, { params, session, signal, keys }) {
   const older = button("Older ones", loadOlder, { small: true });
   const heading = isChosen ? `Commands with ${chosen.error_code ?? "any error"} of ${[chosen.domain, chosen.type].filter(Boolean).join("/") || "all domains"}` : "All commands, the latest first";
   const list = panel(heading,
-    isChosen && h("div", { class: "toolbar" }, h("a", { href: "#/troubleshooting" }, "All errors"), isGroup && session.acts && ACTIONS.map(([action, label, tone]) => button(`${label} all of this group`, () => confirmAction(action, { target: { group: chosen } }, { onDone: () => forget(null) }), { tone: tone === "danger" ? tone : null }))),
+    isChosen && h("div", { class: "toolbar" }, h("a", { href: "#/troubleshooting" }, "All errors"), session.acts && ACTIONS.map(([action, label, tone]) => button(`${label} all of these`, () => confirmAction(action, { target: isGroup ? { group: chosen } : { match: chosen } }, { onDone: () => forget(null) }), { tone: tone === "danger" ? tone : null }))),
     selected, commands.element, h("div", { class: "toolbar" }, older));
   let first = [];
   let further = [];
