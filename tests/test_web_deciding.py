@@ -1,13 +1,16 @@
 """Troubleshooting and one command of the page in a browser: what an operator sees, and decides."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
 import pytest
 from eventually import eventually
 from handlers import found, running
+from psycopg.conninfo import make_conninfo
 from queries import move_to_troubleshooting
+from roles import role
 from visits import Visit, Visiting
 from web_server import serving
 
@@ -19,14 +22,20 @@ pytestmark = pytest.mark.long
 HOSTILE = "<img src=x onerror=window.hurt=1></script> \u202e \u0007 \U0001f600 " + "w" * 400
 
 
-@pytest.fixture
-def address(bus: CommandBus) -> Iterator[str]:
+@contextmanager
+def served(bus: CommandBus) -> Iterator[str]:
     page = application(bus)
     try:
         with serving(page) as server:
             yield f"http://127.0.0.1:{server.address[1]}"
     finally:
         page.close()
+
+
+@pytest.fixture
+def address(bus: CommandBus) -> Iterator[str]:
+    with served(bus) as address:
+        yield address
 
 
 def fail(dsn: str, bus: CommandBus, count: int = 1, code: str = "GONE", **given: Any) -> list[UUID]:
@@ -79,7 +88,12 @@ def test_a_group_and_some_commands_are_decided_about(
     with visiting(address) as visit:
         visit.open("#/troubleshooting").sees("5 commands wait for an operator")
         assert visit.barriers() == []
-        visit.press("j", "Enter")
+        visit.press("/")
+        visit.tab.keyboard.type("busy")
+        errors = visit.tab.locator("table[aria-label=Errors] tbody tr")
+        eventually(lambda: errors.count() == 1)
+        assert visit.tab.url.endswith("#/troubleshooting?q=busy")
+        visit.press("Escape", "j", "Enter")
         visit.sees("Commands with BUSY of payments/Debit")
         visit.tab.get_by_role("button", name="Retry all of these").click()
         visit.sees("Retry all 2 commands of payments of type Debit with BUSY", "dialog")
@@ -146,3 +160,24 @@ def test_hostile_texts_fit_a_narrow_screen(
         visit.sees("\\u202e", "#view")
         visit.sees("the beginning of", "#view")
         assert visit.read("window.hurt") is None
+
+
+def test_a_monitor_sees_groups_and_commands_and_no_data(
+    dsn: str, bus: CommandBus, visiting: Visiting
+) -> None:
+    [id_] = fail(dsn, bus, data={"secret": 1})
+    with role(dsn, "monitor") as monitor:
+        [[name]] = monitor.execute("SELECT current_user::text").fetchall()
+        with (
+            CommandBus(make_conninfo(dsn, options=f"-c role={name}")) as limited,
+            served(limited) as address,
+            visiting(address) as visit,
+        ):
+            visit.open("#/troubleshooting").sees("cannot read data")
+            visit.sees("GONE", "table")
+            visit.open(f"#/command/payments/{id_}").sees("cannot read data")
+            visit.sees("No other command has its correlation id")
+            assert visit.tab.get_by_role("button", name="Retry").count() == 0
+            visit.press("r", "e")
+            assert visit.tab.locator("dialog").count() == 0
+            assert visit.barriers() == []

@@ -18,13 +18,14 @@ const linkOf = (row) => link("troubleshooting", { domain: row.domain, type: row.
 const keyOf = (row) => `${row.domain} ${row.command_id}`;
 const named = (rows) => ({ target: { commands: rows.map((row) => [row.domain, row.command_id]) } });
 
-export async function show(root, { params, session, signal, keys }) {
+export async function show(root, { params, session, signal, keys, navigate }) {
   const chosen = { domain: params.domain, type: params.type, error_code: params.error_code };
   const isChosen = Boolean(chosen.domain || chosen.type || chosen.error_code);
   const isGroup = Boolean(chosen.domain && chosen.type && chosen.error_code);
   const path = apiPath("troubleshooting", { ...chosen });
   const told = h("p", { class: "muted", role: "status" });
   const note = h("div");
+  const none = h("div");
   const groups = table({
     label: "Errors",
     keyOf: (row) => `${row.domain} ${row.type} ${row.error_code}`,
@@ -38,7 +39,7 @@ export async function show(root, { params, session, signal, keys }) {
       { key: "oldest", label: "Oldest", align: "right", narrow: "hide", render: (row) => timeElement(row.oldest) },
       { key: "message", label: "Latest message", render: (row) => row.message ?? "" },
     ],
-    empty: empty("Nothing waits for an operator", "Commands come here when they have failed for good: their attempts are used up, or the error says that another one is useless. Each has an operator's decision in its audit trail."),
+    empty: none,
   });
   const commands = table({
     label: "Commands",
@@ -58,11 +59,13 @@ export async function show(root, { params, session, signal, keys }) {
     empty: h("p", { class: "empty" }, "None of these waits any more. ", isChosen && h("a", { href: "#/troubleshooting" }, "All errors")),
   });
   const selected = h("div", { class: "toolbar" });
+  const filter = h("input", { type: "search", name: "q", "aria-label": "Filter the errors", placeholder: "Filter the errors", value: params.q ?? "", data: { filter: "" }, on: { input: () => navigate({ q: filter.value }, { replace: true }) } });
   const older = button("Older ones", loadOlder, { small: true });
   const heading = isChosen ? `Commands with ${chosen.error_code ?? "any error"} of ${[chosen.domain, chosen.type].filter(Boolean).join("/") || "all domains"}` : "All commands, the latest first";
   const list = panel(heading,
     isChosen && h("div", { class: "toolbar" }, h("a", { href: "#/troubleshooting" }, "All errors"), session.acts && ACTIONS.map(([action, label, tone]) => button(`${label} all of these`, () => confirmAction(action, { target: isGroup ? { group: chosen } : { match: chosen } }, { onDone: () => forget(null) }), { tone: tone === "danger" ? tone : null }))),
     selected, commands.element, h("div", { class: "toolbar" }, older));
+  let all = [];
   let first = [];
   let further = [];
   let next = null;
@@ -102,6 +105,12 @@ export async function show(root, { params, session, signal, keys }) {
     }
   }
 
+  function drawGroups() {
+    const wanted = filter.value.trim().toLowerCase();
+    replace(none, all.length ? empty("No error matches the filter") : empty("Nothing waits for an operator", "Commands come here when they have failed for good: their attempts are used up, or the error says that another one is useless. Each has an operator's decision in its audit trail."));
+    groups.update(wanted ? all.filter((row) => `${row.error_code} ${row.domain}/${row.type} ${row.message}`.toLowerCase().includes(wanted)) : all);
+  }
+
   function draw() {
     const seen = new Set(first.map(keyOf));
     commands.update([...first, ...further.filter((row) => !seen.has(keyOf(row)))]);
@@ -112,7 +121,8 @@ export async function show(root, { params, session, signal, keys }) {
     setText(told, `${value.complete ? "" : "More than "}${plural(value.total, "command")} ${value.total === 1 ? "waits" : "wait"} for an operator.`);
     replace(note, value.restricted && restrictedNote());
     list.hidden = value.restricted || value.total === 0;
-    groups.update(value.groups);
+    all = value.groups;
+    drawGroups();
     // What was loaded below the first page stays, and what moves from that page comes below it.
     if (further.length) {
       const now = new Set(value.commands.map(keyOf));
@@ -129,7 +139,16 @@ export async function show(root, { params, session, signal, keys }) {
   keys([{ key: "r", label: "Retry the selected commands, or this one", run: retry }]);
   drawSelected([]);
   update(await get(path, {}, { signal }));
-  root.append(note, told, panel("Errors", groups.element), list);
+  root.append(note, told, panel("Errors", h("div", { class: "filters" }, filter), groups.element), list);
   const failed = (state, { error } = {}) => state === "failed" && replace(note, h("p", { class: "note note-bad", role: "status" }, String(error?.message ?? error)));
-  return { close: watch(path, update, failed) };
+  return {
+    close: watch(path, update, failed),
+    /** Another filter needs no other values. */
+    update: (next) => {
+      if (next.domain !== chosen.domain || next.type !== chosen.type || next.error_code !== chosen.error_code) return false;
+      filter.value = next.q ?? "";
+      drawGroups();
+      return true;
+    },
+  };
 }
