@@ -85,7 +85,7 @@ export async function show(root, { params, session, navigate, signal }) {
     const seats = here.flatMap(seatsOf);
     const letters = seats.map((seat) => seat.phases).join("");
     figures.nodes.set(count(here.length), here.length ? undefined : "bad");
-    figures.workers.set(count(seats.filter((seat) => seat.pid).length));
+    figures.workers.set(count(here.flatMap((node) => node.seats).filter((seat) => seat.pid).length));
     figures.threads.set(`${count(running(letters))} of ${count(letters.length)}`);
     figures.memory.set(bytes(here.reduce((all, node) => all + node.memory, 0)));
     figures.gone.set(count(left.length));
@@ -102,6 +102,12 @@ export async function show(root, { params, session, navigate, signal }) {
     for (const element of living.children) element.tick();
   }
 
+  root.dataset.rows = "";
+  root.addEventListener("row", ({ detail }) => {
+    const stops = [...root.querySelectorAll("a.slot, summary, section.node button:not([hidden])")].filter((one) => one.checkVisibility());
+    const at = stops.indexOf(document.activeElement);
+    if (typeof detail === "number") stops[Math.max(0, Math.min(stops.length - 1, at + detail))]?.focus();
+  });
   const stop = watch("fleet", (found) => {
     value = found;
     render();
