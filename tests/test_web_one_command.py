@@ -4,7 +4,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
-import pytest
 from handlers import found, running
 from psycopg.conninfo import make_conninfo
 from queries import move_to_troubleshooting
@@ -88,31 +87,31 @@ def test_a_long_trail_is_shown_from_its_end(
     assert len(read(bus, id_)["audit"]) == 6
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        '"<script>alert(1)</script>"',
-        '"\\u0000 \\ud800 \\u202e"',
-        "[" * 900 + "]" * 900,
-        "9" * 5000,
-        "1e999",
-        '{"a": 1, "a": 2}',
-        '{"__proto__": {"x": 1}, "constructor": null}',
-        '"' + "x" * 1_048_000 + '"',
-        " null ",
-    ],
+#: JSON that the tables hold although Python would refuse it, or that is odd.
+ODD = (
+    '"<script>alert(1)</script>"',
+    '"\\u0000 \\ud800 \\u202e"',
+    "[" * 900 + "]" * 900,
+    "9" * 5000,
+    "1e999",
+    '{"a": 1, "a": 2}',
+    '{"__proto__": {"x": 1}, "constructor": null}',
+    '"' + "x" * 1_048_000 + '"',
+    " null ",
 )
+
+
 def test_data_of_other_programs_is_shown_as_far_as_it_can_be(
-    bus: CommandBus, connection: psycopg.Connection, data: str
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    """The tables hold what Python would refuse."""
     id_ = bus.send("payments", "Debit")
-    connection.execute("UPDATE cmdbus.ready SET data = %s::json", [data])
-    value = read(bus, id_)["data"]
-    assert len(value["text"]) <= 64 * 1024
-    assert value["cut"] is (len(data) > 100_000) or value["problem"]
-    if not value["problem"] and not value["cut"]:
-        assert decode(value["text"]) == decode(data)
+    for data in ODD:
+        connection.execute("UPDATE cmdbus.ready SET data = %s::json", [data])
+        value = read(bus, id_)["data"]
+        assert len(value["text"]) <= 64 * 1024
+        assert value["cut"] is (len(data) > 100_000) or value["problem"]
+        if not value["problem"] and not value["cut"]:
+            assert decode(value["text"]) == decode(data)
 
 
 def test_payloads_are_shown_as_bounded_text() -> None:

@@ -101,24 +101,22 @@ def test_edited_data_may_be_as_long_as_any(dsn: str, bus: CommandBus) -> None:
     assert ask(page, "/api/preview/retry", method="POST", body=body).status == 413
 
 
-@pytest.mark.parametrize(
-    ("data", "sentence"),
-    [
-        ("{", "data is not JSON"),
-        ("NaN", "data is nan: JSON has no such number"),
-        ('"\\u0000"', "data contains a NUL character"),
-        ('"\\ud800"', "half of a surrogate pair"),
-        ("[" * 201 + "]" * 201, "nested deeper than 200"),
-        ("[" * 100_000, "data is not JSON"),
-        ('"' + "x" * 1_048_576 + '"', "at most 1048576"),
-    ],
+REFUSED = (
+    ("{", "data is not JSON"),
+    ("NaN", "data is nan: JSON has no such number"),
+    ('"\\u0000"', "data contains a NUL character"),
+    ('"\\ud800"', "half of a surrogate pair"),
+    ("[" * 201 + "]" * 201, "nested deeper than 200"),
+    ("[" * 100_000, "data is not JSON"),
+    ('"' + "x" * 1_048_576 + '"', "at most 1048576"),
 )
-def test_edited_data_is_checked_as_that_of_a_send(
-    dsn: str, bus: CommandBus, data: str, sentence: str
-) -> None:
+
+
+def test_edited_data_is_checked_as_that_of_a_send(dsn: str, bus: CommandBus) -> None:
     [id_] = troubled(bus, dsn)
-    with pytest.raises(ValueError, match=sentence):
-        act(bus, "retry", **one(id_), values={"data": data})
+    for data, sentence in REFUSED:
+        with pytest.raises(ValueError, match=sentence):
+            act(bus, "retry", **one(id_), values={"data": data})
     assert found(bus, id_).status is Status.IN_TROUBLESHOOTING_QUEUE
 
 
