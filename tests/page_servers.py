@@ -48,7 +48,7 @@ def show_by(visit: Visit, modules: Mapping[str, str]) -> None:
         return lambda route: route.fulfill(body=source, content_type="text/javascript")
 
     for name, source in modules.items():
-        visit.tab.route(f"**/static/views/{name}.js*", answering(source))
+        visit.tab.route(f"**/static/*/views/{name}.js", answering(source))
 
 
 @contextmanager

@@ -1,9 +1,12 @@
 """The page as a WSGI application: what it answers to which path."""
 
 import gzip
+import re
+import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -19,7 +22,7 @@ from cmdbus.errors import (
     MissingRightError,
 )
 from cmdbus.producer.ids import new_id
-from cmdbus.web import application
+from cmdbus.web import application, assets
 from cmdbus.web.action import Action
 from cmdbus.web.http.request import BODY_BYTES
 from cmdbus.web.json_values import encode, payload
@@ -139,6 +142,26 @@ def test_files_are_sent_with_their_type_and_not_again_to_a_browser_that_has_them
     assert script.headers["Content-Type"] == "text/javascript; charset=utf-8"
     again = ask(made(), "/static/app.js", headers={"If-None-Match": script.headers["ETag"]})
     assert (again.status, again.body) == (HTTPStatus.NOT_MODIFIED, b"")
+
+
+def test_files_that_the_page_names_are_kept_by_a_browser_until_one_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(assets.FOLDER, tmp_path / "static")
+    monkeypatch.setattr(assets, "FOLDER", tmp_path / "static")
+    assets._names.cache_clear()
+    try:
+        page = ask(made(), "/")
+        [name] = re.findall(rb'src="(static/[0-9a-f]{12}/app\.js)"', page.body)
+        script = ask(made(), f"/{name.decode()}")
+        assert "immutable" in script.headers["Cache-Control"]
+        (tmp_path / "static/style.css").write_text("")
+        assert name not in ask(made(), "/").body
+        old = ask(made(), f"/{name.decode()}")
+        assert (old.status, old.body) == (200, script.body)
+        assert old.headers["Cache-Control"] == page.headers["Cache-Control"] == "no-cache"
+    finally:
+        assets._names.cache_clear()
 
 
 def test_large_files_are_compressed_for_browsers_that_can_read_them(

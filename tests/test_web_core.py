@@ -13,6 +13,8 @@ _EMPTY_VIEW = """
 export const title = () => "Empty";
 export async function show(root) { window.root = root; return {close() {}}; }
 """
+#: The address of the page's own script, below which its modules are.
+_APP = "document.querySelector('script[type=module]').src"
 _MODULES = ("api", "charts", "dialog", "dom", "format", "keys", "live", "parts", "router", "table")
 
 
@@ -22,7 +24,9 @@ def page(visiting: Visiting) -> Iterator[Visit]:
     with page_with(visiting, {}, {"empty": _EMPTY_VIEW}) as visit:
         visit.open("#/empty").sees("Empty", "h1")
         for name in _MODULES:
-            visit.read(f"import('/static/core/{name}.js').then((it) => {{ window.{name} = it }})")
+            visit.read(
+                f"import(new URL('core/{name}.js', {_APP})).then((it) => {{ window.{name} = it }})"
+            )
         yield visit
 
 

@@ -181,7 +181,8 @@ _DONE = {
     "count": 1,
     "undo": {"action": "resume", "body": {"target": {"domain": "payments"}}, "label": "Undo"},
 }
-_ASK = """import('/static/core/dialog.js').then(({confirmAction}) => {
+_ASK = """const app = document.querySelector("script[type=module]").src;
+import(new URL("core/dialog.js", app)).then(({confirmAction}) => {
     window.told = [];
     confirmAction("pause", {target: {domain: "payments"}}, {onDone: (it) => told.push(it.done)});
 })"""

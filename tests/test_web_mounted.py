@@ -44,7 +44,7 @@ def test_flask_mounts_it_for_its_own_users(client: Client, bus: CommandBus) -> N
     assert client.get("/ops/cmdbus/").status_code == 403
     client.get("/sign-in/ann")
     assert client.get("/ops/cmdbus").headers["Location"] == "/ops/cmdbus/"
-    assert 'src="static/app.js"' in client.get("/ops/cmdbus/").text
+    assert '<script type="module" src="static/' in client.get("/ops/cmdbus/").text
     assert client.get("/ops/cmdbus/static/app.js").mimetype == "text/javascript"
     begun = client.get("/ops/cmdbus/api/session")
     assert begun.json is not None and begun.json["user"] == "ann"

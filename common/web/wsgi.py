@@ -54,7 +54,7 @@ class Application:
         self._gate = Gate(access, tickets, role, is_shared=secret is not None)
         self._sign_in = None
         if isinstance(access, TokenAccess):
-            self._sign_in = SignIn(access, assets.content("sign-in.html"))
+            self._sign_in = SignIn(access, assets.document("sign-in.html"))
         self._operator = operator
         self._feed = Feed(lambda path: encode(read_path(bus, views, path)))
 
