@@ -86,7 +86,7 @@ def test_other_parameters_keep_the_place_of_the_reader(page: Visit) -> None:
     page.find("input").focus()
     page.read("location.hash = '#/seen?domain=b'")
     page.sees("Seen  b", "h1")
-    page.tab.wait_for_function("document.activeElement.name === 'domain'")
+    page.find("input[name=domain]:focus").wait_for()
 
 
 @pytest.mark.parametrize("view", ["nowhere", "..%2Fcore%2Fdom", "a<b>c", "__proto__"])
@@ -99,7 +99,7 @@ def test_an_unknown_view_is_said(page: Visit, view: str) -> None:
 def test_keys_lead_to_views_and_are_ignored_while_the_reader_types(page: Visit) -> None:
     page.open("#/seen").sees("Seen", "h1")
     page.tab.keyboard.press("/")
-    assert page.read("document.activeElement.name") == "domain"
+    page.find("input[name=domain]:focus").wait_for()
     page.tab.keyboard.type("g c?")
     assert page.find("input").input_value() == "g c?"
     page.tab.keyboard.press("Escape")

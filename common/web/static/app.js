@@ -2,13 +2,15 @@
 
 import { ApiError, readSession } from "./core/api.js";
 import { hideTip } from "./core/charts.js";
-import { h, replace } from "./core/dom.js";
+import { h } from "./core/dom.js";
 import { register } from "./core/keys.js";
 import { configure, onState } from "./core/live.js";
 import { link, parse } from "./core/router.js";
 import { listenToAll, mark, rename, start } from "./core/shell.js";
 
 const AGAIN = 3000;
+// Milliseconds after which a view is shown as far as it is.
+const SLOW = 400;
 let session = null;
 let current = null;
 let turn = 0;
@@ -33,7 +35,8 @@ async function route() {
   } catch (error) {
     if (mine !== turn) return;
     leave();
-    mark(target.view, "Not shown");
+    mark(target.view);
+    rename("Not shown");
     fail(error, target.view);
     return;
   }
@@ -48,7 +51,6 @@ async function enter() {
 }
 
 function leave() {
-  clearTimeout(current?.again);
   current?.controller.abort();
   try {
     current?.shown?.close?.();
@@ -59,19 +61,30 @@ function leave() {
   hideTip();
 }
 
+// What was shown stays until the next view has its values, so that nothing jumps.
 async function show(module, { view, parts, params }, same) {
   const mine = turn;
   const kept = same ? place() : null;
   leave();
   const controller = new AbortController();
-  const root = h("div", { class: "stack" });
-  const tools = document.getElementById("view-tools");
-  current = { view, parts, params, controller, shown: null, again: 0 };
-  const own = current;
-  replace(tools);
-  document.getElementById("view").replaceChildren(root);
-  mark(view, module.title({ ...params, parts, params }));
-  if (!same) focusHeading();
+  const root = h("div", { class: "stack pending" });
+  const tools = h("div", { class: "toolbar", id: "view-tools" });
+  const own = { view, parts, params, controller, shown: null, title: module.title({ ...params, parts, params }), isShown: false };
+  current = own;
+  mark(view);
+  document.getElementById("view").append(root);
+  const appear = () => {
+    clearTimeout(slow);
+    if (own.isShown || current !== own) return;
+    own.isShown = true;
+    root.classList.remove("pending");
+    document.getElementById("view").replaceChildren(root);
+    document.getElementById("view-tools").replaceWith(tools);
+    rename(own.title);
+    if (kept) restore(kept);
+    else focusHeading();
+  };
+  const slow = setTimeout(appear, SLOW);
   try {
     const shown = await module.show(root, {
       parts,
@@ -80,16 +93,18 @@ async function show(module, { view, parts, params }, same) {
       navigate,
       tools,
       signal: controller.signal,
-      rename: (title) => current === own && rename(title),
+      rename: (title) => {
+        own.title = title;
+        if (own.isShown && current === own) rename(title);
+      },
       keys: (entries) => register(entries, controller.signal),
     });
-    if (mine !== turn) {
-      if (current !== own) shown?.close?.();
-      return;
-    }
-    own.shown = shown;
-    if (kept) restore(kept);
+    if (current === own) {
+      own.shown = shown;
+      appear();
+    } else shown?.close?.();
   } catch (error) {
+    clearTimeout(slow);
     if (mine === turn && error.name !== "AbortError") fail(error, view);
   }
 }

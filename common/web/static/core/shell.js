@@ -94,8 +94,8 @@ function themeButton() {
   return element;
 }
 
-/** Marks the view in the navigation, and names it in the window's title. */
-export function mark(view, title) {
+/** Marks the view in the navigation. */
+export function mark(view) {
   const current = PARENTS[view] ?? view;
   for (const link of byId("nav").querySelectorAll("a")) {
     if (link.dataset.view === current) {
@@ -103,9 +103,9 @@ export function mark(view, title) {
       link.scrollIntoView({ block: "nearest", inline: "nearest" });
     } else link.removeAttribute("aria-current");
   }
-  rename(title);
 }
 
+/** Names the view in its heading and in the window's title. */
 export function rename(title) {
   setText(byId("heading"), title);
   document.title = `${byId("heading").textContent} · cmdbus`;

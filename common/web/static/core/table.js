@@ -100,6 +100,7 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
     let dropped = false;
     for (const key of [...chosen.keys()]) if (!wanted.has(key)) dropped = chosen.delete(key);
     grid.hidden = rows.length === 0;
+    grid.classList.toggle("many", rows.length > 100);
     nothing.hidden = rows.length > 0;
     let began = performance.now();
     let placed = 0;
