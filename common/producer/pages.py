@@ -86,8 +86,9 @@ class Pages:
         """Batches that meet every given condition, the newest first, without their data: at most
         `limit`, and after the first page those behind the last one, with its `next` as `after`.
 
-        The conditions are those of `list_batches`, the `domain` under which they are listed, and
-        one `batch_id`. `for_monitors` leaves out what roles of monitors cannot read: the names.
+        The conditions are those of `list_batches` (`status`, `name`, `since`, `until`), the
+        `domain` under which they are listed, and one `batch_id`. `for_monitors` leaves out what
+        roles of monitors cannot read: the names.
         """
         if for_monitors and name is not None:
             raise InvalidOperationError(_NAMES)
@@ -123,8 +124,9 @@ class Pages:
         states: at most `limit`, and after the first page those behind the last one, with its
         `next` as `after`.
 
-        The conditions are those of `query_processes`, and one `process_id`. `for_monitors` leaves
-        out what roles of monitors cannot read: the errors.
+        The conditions are those of `query_processes` (`type`, `status`, `since`, `until`, `domain`,
+        `batch_id`), and one `process_id`. `for_monitors` leaves out what roles of monitors cannot
+        read: the errors.
         """
         wanted = None if status is None else check_status(status, ProcessStatus)
         conditions = {
