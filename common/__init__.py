@@ -15,6 +15,7 @@
     ExitedCommand, NodeCounters,
     History, HistoryPoint,
     CommandPage, FoundCommand,
+    BatchPage, BatchFollowUp, ProcessPage,
     SearchStop, Undecodable             what a CommandBus returns
     HandlerRegistry, handler, Breaker   register handlers, and circuit breakers for their calls
     Command, Context                    what a handler gets
@@ -98,6 +99,9 @@ if TYPE_CHECKING:
     from cmdbus.producer.node_records import NodeSeat as NodeSeat
     from cmdbus.producer.node_records import NodeSlot as NodeSlot
     from cmdbus.producer.node_records import NodeSteward as NodeSteward
+    from cmdbus.producer.pages import BatchFollowUp as BatchFollowUp
+    from cmdbus.producer.pages import BatchPage as BatchPage
+    from cmdbus.producer.pages import ProcessPage as ProcessPage
     from cmdbus.producer.process_records import ProcessRecord as ProcessRecord
     from cmdbus.producer.process_records import ProcessStatus as ProcessStatus
     from cmdbus.producer.process_records import ProcessStep as ProcessStep
@@ -162,6 +166,7 @@ _NAMES = {
         "NodeSlot",
         "NodeSteward",
     ],
+    "producer.pages": ["BatchFollowUp", "BatchPage", "ProcessPage"],
     "producer.process_records": ["ProcessRecord", "ProcessStatus", "ProcessStep"],
     "producer.process_starts": ["ProcessRequest"],
     "reply": ["Reply"],

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from acting import act, preview, undo
 from batches import DEBIT, batch_of
+from queries import NOWHERE
 from test_schedule_operations import NIGHTLY, NODE, declaring
 
 from cmdbus import BatchNotFoundError, CommandBus, InvalidOperationError, SendRequest
@@ -113,9 +114,13 @@ def test_a_schedule_is_paused_resumed_and_run(bus: CommandBus) -> None:
     [command] = bus.query("shop")
     assert answer["link"] == f"#/command/shop/{command.command_id}"
     assert answer["undo"]["body"]["target"] == {"commands": [["shop", str(command.command_id)]]}
+    undo(bus, answer)
+    assert bus.query("shop")[0].status == "CANCELED"
     kinds = [each for each in remarks(bus, "shop") if each[1]]
     assert kinds == [("SCHEDULE_PAUSED", "ann", "test"), ("SCHEDULE_RESUMED", "bob", "undone")]
-    assert [e.operator for e in bus.audit("shop", command.command_id) if e.operator] == ["ann"]
+    assert [e.operator for e in bus.audit("shop", command.command_id) if e.operator] == [
+        *["ann", "bob"]
+    ]
     with pytest.raises(InvalidOperationError, match="there is no schedule 'hourli'"):
         preview(bus, "run_schedule", name="hourli")
 
@@ -180,35 +185,31 @@ def test_a_schedule_is_added_and_replaced(bus: CommandBus) -> None:
         ("cancel_batch", {"target": {"batch_id": "7"}}, "target.batch_id must be a UUID, not '7'"),
     ],
 )
-def test_a_wrong_body_gets_a_sentence(
-    bus: CommandBus, action: str, body: Mapping[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+def test_a_wrong_body_gets_a_sentence(action: str, body: Mapping[str, Any], sentence: str) -> None:
+    with CommandBus(NOWHERE) as bus, pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
         ACTIONS[action].perform(bus, body, "ann")
 
 
 CONFIGURED = {"target": {"domain": "payments"}}
 
 
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ({"max_depth": "ten"}, "max_depth must be a whole number from 1 on, not 'ten'"),
-        ({"max_depth": 0}, "max_depth must be a whole number from 1 on, not 0"),
-        ({"max_depth": 2**40}, "max_depth must be a whole number from 1 to "),
-        ({"max_depth": True}, "max_depth must be a whole number from 1 on, not True"),
-        ({"keep": ""}, "keep must be a duration like 7d: it has no value for none"),
-        ({"keep": "long"}, "keep must be a duration like 90s, 15m, 2h or 7d, not 'long'"),
-        ({"keep": 1e300}, "keep is too long"),
-        ({"accepting": "maybe"}, "accepting must be True or False, not 'maybe'"),
-        ({"paused": "yes"}, "values has no 'paused'"),
-    ],
-)
-def test_wrong_settings_change_nothing(
-    bus: CommandBus, values: Mapping[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
-        ACTIONS["configure"].perform(bus, {**CONFIGURED, "values": values}, "ann")
+WRONG_SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"max_depth": "ten"}, "max_depth must be a whole number from 1 on, not 'ten'"),
+    ({"max_depth": 0}, "max_depth must be a whole number from 1 on, not 0"),
+    ({"max_depth": 2**40}, "max_depth must be a whole number from 1 to "),
+    ({"max_depth": True}, "max_depth must be a whole number from 1 on, not True"),
+    ({"keep": ""}, "keep must be a duration like 7d: it has no value for none"),
+    ({"keep": "long"}, "keep must be a duration like 90s, 15m, 2h or 7d, not 'long'"),
+    ({"keep": 1e300}, "keep is too long"),
+    ({"accepting": "maybe"}, "accepting must be True or False, not 'maybe'"),
+    ({"paused": "yes"}, "values has no 'paused'"),
+]
+
+
+def test_wrong_settings_change_nothing(bus: CommandBus) -> None:
+    for values, sentence in WRONG_SETTINGS:
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+            ACTIONS["configure"].perform(bus, {**CONFIGURED, "values": values}, "ann")
     assert bus.domains("payments") == []
 
 

@@ -90,29 +90,25 @@ def test_a_shared_limit_has_no_options_of_types(
     assert in_force(bus, "stripe") == Limit(starts_per_second=2.0, burst=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "sentence"),
-    [
-        (NAME, {"rate": "fast"}, "rate must be a number and s, min, h or day, like '100/min'"),
-        (NAME, {"concurrency": "-1"}, "concurrency must be a whole number from 1 on, not '-1'"),
-        (NAME, {"on_trouble": "stop"}, "on_trouble must be one of block, skip, not 'stop'"),
-        (NAME, {"burst": 5}, "payments/Charge has no rate, and a burst is about one"),
-        ("stripe", {"fair": "yes"}, "fair is only for limits of one type, and stripe is a shared"),
-        ("strpe", {"burst": 5}, "no app declares a shared limit 'strpe': did you mean 'stripe'?"),
-    ],
-)
+WRONG_LIMITS: list[tuple[str, dict[str, Any], str]] = [
+    (NAME, {"rate": "fast"}, "rate must be a number and s, min, h or day, like '100/min'"),
+    (NAME, {"concurrency": "-1"}, "concurrency must be a whole number from 1 on, not '-1'"),
+    (NAME, {"on_trouble": "stop"}, "on_trouble must be one of block, skip, not 'stop'"),
+    (NAME, {"burst": 5}, "payments/Charge has no rate, and a burst is about one"),
+    ("stripe", {"fair": "yes"}, "fair is only for limits of one type, and stripe is a shared"),
+    ("strpe", {"burst": 5}, "no app declares a shared limit 'strpe': did you mean 'stripe'?"),
+]
+
+
 def test_a_wrong_limit_gets_a_sentence_and_changes_nothing(
-    bus: CommandBus,
-    connection: psycopg.Connection,
-    name: str,
-    values: Mapping[str, Any],
-    sentence: str,
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
     declare(connection, "shop", CHARGE, SHARED)
     before = bus.limits.list()
     expected = (ValueError, InvalidOperationError)
-    with pytest.raises(expected, match=f"^{re.escape(sentence)}"):
-        act(bus, "set_limit", name=name, values=values)
+    for name, values, sentence in WRONG_LIMITS:
+        with pytest.raises(expected, match=f"^{re.escape(sentence)}"):
+            act(bus, "set_limit", name=name, values=values)
     assert bus.limits.list() == before
 
 

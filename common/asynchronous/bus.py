@@ -133,10 +133,13 @@ class AsyncCommandBus(AsyncSenders):
     domains = _awaited(CommandBus.domains)
     get_batch = _awaited(CommandBus.get_batch)
     list_batches = _awaited(CommandBus.list_batches)
+    page_batches = _awaited(CommandBus.page_batches)
+    batch_follow_ups = _awaited(CommandBus.batch_follow_ups)
     batch_commands = _awaited(CommandBus.batch_commands)
     batch_audit = _awaited(CommandBus.batch_audit)
     get_process = _awaited(CommandBus.get_process)
     query_processes = _awaited(CommandBus.query_processes)
+    page_processes = _awaited(CommandBus.page_processes)
     process_steps = _awaited(CommandBus.process_steps)
     process_audit = _awaited(CommandBus.process_audit)
 

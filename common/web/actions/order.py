@@ -29,12 +29,8 @@ class Order:
         _check_known("target", self.target, target)
         _check_known("values", self.values, values)
         self._state = body.get("state")
-        self._reason = body.get("reason")
-
-    @property
-    def reason(self) -> str | None:
-        text = check_text("reason", self._reason)
-        return text.strip() or None if text is not None else None
+        text = check_text("reason", body.get("reason"))
+        self.reason = None if text is None else text.strip() or None
 
     def name(self, what: str) -> str:
         """The part `what` of the target, a text; whether there is such a thing is not checked."""

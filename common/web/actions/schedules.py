@@ -8,12 +8,12 @@ from cmdbus.errors import InvalidOperationError
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.schedules import ScheduleRecord
 from cmdbus.schedules import MISSED, times_text
-from cmdbus.web.action import Action, Body
+from cmdbus.web.action import LONG_BODY_BYTES, Action, Body
 from cmdbus.web.actions.answers import FOR_GOOD, done, field, preview, undoing
 from cmdbus.web.actions.order import Order
 
-#: Characters of data that a page keeps for an undo, at most.
-_MAX_KEPT = 32 * 1024
+#: Characters of data that a page keeps for an undo, at most: a body holds them as JSON in JSON.
+_MAX_KEPT = LONG_BODY_BYTES // 16
 _TERMS = (
     *("domain", "type", "cron", "every", "timezone", "missed", "jitter"),
     *("priority", "max_attempts", "key", "data"),
@@ -240,7 +240,7 @@ def _add(bus: CommandBus, body: Body, operator: str) -> dict[str, Any]:
 
 
 ACTIONS = [
-    Action("add_schedule", _preview_add, _add),
+    Action("add_schedule", _preview_add, _add, LONG_BODY_BYTES),
     Action("pause_schedule", _preview_pause, _pause),
     Action("remove_schedule", _preview_remove, _remove),
     Action("resume_schedule", _preview_resume, _resume),

@@ -37,7 +37,7 @@ const COLUMNS = [
   col("error", "Error", (step) => [step.error, !step.outcome && step.deadline_at && [" deadline ", timeElement(step.deadline_at)]]),
 ];
 
-export async function show(root, { parts: [id], session, signal, tools, rename }) {
+export async function show(root, { parts: [id], session, signal, tools, rename, keys }) {
   const about = h("div");
   const steps = table({ label: "Steps", keyOf: (step) => step.number, link: linkOf, columns: COLUMNS, empty: "It has sent nothing yet." });
   const strip = timeline([], { label: "Steps over time" });
@@ -46,6 +46,7 @@ export async function show(root, { parts: [id], session, signal, tools, rename }
   const state = payloadPanel("State", "state.json");
   const audit = trail(root);
   root.append(panel(null, about), track, state);
+  keys([{ key: "r", label: "Retry the process", run: () => tools.querySelector("button.primary")?.click() }]);
   return live(root, apiPath(["process", id]), signal, (process) => {
     const { status, finished_at: over, batch_id: batch } = process;
     rename(`${process.type} ${short(id)}`);
