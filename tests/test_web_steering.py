@@ -152,6 +152,46 @@ def test_a_breaker_is_reset(bus: CommandBus, connection: psycopg.Connection) -> 
     assert bus.breakers.list()[0].state == "OPEN"
 
 
+def test_terms_of_a_breaker_are_set_and_cleared_again(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    def terms() -> tuple[int, float, float, int]:
+        found = bus.breakers.list()[0].in_force
+        return found.failures, found.window, found.cooldown, found.probes
+
+    declare_breakers(connection, "shop", STRIPE)
+    shown = preview(bus, "set_breaker", name="stripe")
+    values = fields(shown)
+    assert values == {"failures": 3, "probes": 2, "window": "60 s", "cooldown": "30 s"}
+    values |= {"failures": "9", "cooldown": "5m"}
+    first = act(bus, "set_breaker", name="stripe", values=values, state=shown["state"])
+    assert (
+        first["done"] == "the breaker stripe opens at 9 failures in 60 s, for 300 s, then 2 probes"
+    )
+    assert terms() == (9, 60.0, 300.0, 2)
+    with pytest.raises(InvalidOperationError, match="its failures was 3 and is 9 now"):
+        act(bus, "set_breaker", name="stripe", values=values, state=shown["state"])
+    second = act(bus, "set_breaker", name="stripe", values={"failures": 4})
+    undo(bus, second)
+    cleared = act(bus, "clear_breaker", name="stripe", reason="calm again")
+    assert terms() == (3, 60.0, 30.0, 2)
+    undo(bus, cleared)
+    assert terms() == (9, 60.0, 300.0, 2)
+    act(bus, "clear_breaker", name="stripe")
+    for call in (preview, act):
+        with pytest.raises(InvalidOperationError, match="nothing is set of the breaker stripe"):
+            call(bus, "clear_breaker", name="stripe")
+    kinds = [(each.kind, each.operator) for each in bus.breakers.audit("stripe")]
+    assert kinds[:4] == [("SET", "ann"), ("SET", "ann"), ("SET", "bob"), ("CLEARED", "ann")]
+    for wrong, sentence in [
+        ({"failures": ""}, "failures of the breaker stripe must be given"),
+        ({"cooldown": "soon"}, "cooldown must be a duration like 90s, 15m, 2h or 7d"),
+        ({"probes": 1001}, "probes of the breaker stripe must be a whole number from 1 to 1000"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{sentence}"):
+            act(bus, "set_breaker", name="stripe", values=wrong)
+
+
 def test_a_process_is_retried_and_canceled(dsn: str, bus: CommandBus) -> None:
     with traveling(dsn, bus, Hotel=PERMANENT) as process_id:
         await_status(bus, process_id, "WAITING_FOR_TSQ")

@@ -3,6 +3,7 @@
 from cmdbus.web.action import Action
 from cmdbus.web.actions import (
     batches,
+    breaker_terms,
     breakers,
     commands,
     domains,
@@ -16,6 +17,7 @@ ACTIONS: dict[str, Action] = {
     action.name: action
     for subject in (
         batches,
+        breaker_terms,
         breakers,
         commands,
         domains,

@@ -18,7 +18,7 @@ def _found(bus: CommandBus, name: str) -> BreakerRecord | None:
     return next((each for each in bus.breakers.list() if each.name == name), None)
 
 
-def _read(bus: CommandBus, name: str) -> BreakerRecord:
+def read(bus: CommandBus, name: str) -> BreakerRecord:
     record = _found(bus, name)
     if record is None:
         bus.breakers.audit(name)  # It raises the sentence about a name that no breaker has.
@@ -42,7 +42,7 @@ def _bound(record: BreakerRecord) -> str:
 
 
 def _preview_open(bus: CommandBus, body: Body) -> dict[str, Any]:
-    record = _read(bus, Order(body, ["name"]).name("name"))
+    record = read(bus, Order(body, ["name"]).name("name"))
     if _is_kept(record):
         raise InvalidOperationError(f"the breaker {record.name} is kept open already")
     return preview(
@@ -60,7 +60,7 @@ def _preview_open(bus: CommandBus, body: Body) -> dict[str, Any]:
 
 
 def _preview_close(bus: CommandBus, body: Body) -> dict[str, Any]:
-    record = _read(bus, Order(body, ["name"]).name("name"))
+    record = read(bus, Order(body, ["name"]).name("name"))
     if record.state is _CLOSED:
         raise InvalidOperationError(f"the breaker {record.name} is closed already")
     failures = count_of(record.in_force.failures, "failure")
@@ -77,7 +77,7 @@ def _preview_close(bus: CommandBus, body: Body) -> dict[str, Any]:
 
 
 def _preview_reset(bus: CommandBus, body: Body) -> dict[str, Any]:
-    record = _read(bus, Order(body, ["name"]).name("name"))
+    record = read(bus, Order(body, ["name"]).name("name"))
     on_record = count_of(record.failures, "failure")
     return preview(
         f"Reset the breaker {record.name}",
@@ -122,7 +122,7 @@ def _opening(before: BreakerRecord) -> dict[str, Any]:
 
 
 def _checked(bus: CommandBus, order: Order) -> BreakerRecord:
-    record = _read(bus, order.name("name"))
+    record = read(bus, order.name("name"))
     order.check_state(f"the breaker {record.name}", _state(record))
     return record
 

@@ -34,13 +34,17 @@ def read(bus: CommandBus, query: Query) -> object:
         audits = bus.breakers.audits(_LATEST if name is None else _LATEST_OF_ONE)
     return {
         "breakers": [
-            breaker(each, None if restricted else audits.get(each.name, [])) for each in records
+            breaker(each, None if restricted else audits.get(each.name, []), whole=name is not None)
+            for each in records
         ],
         "restricted": restricted,
     }
 
 
-def breaker(record: BreakerRecord, audit: list[AuditEvent] | None) -> dict[str, Any]:
+def breaker(
+    record: BreakerRecord, audit: list[AuditEvent] | None, *, whole: bool = False
+) -> dict[str, Any]:
+    """Without `whole` events are without their details."""
     set_ = record.set
     return {
         "name": record.name,
@@ -66,10 +70,13 @@ def breaker(record: BreakerRecord, audit: list[AuditEvent] | None) -> dict[str, 
         "set": None
         if set_ is None
         else {"values": set_.values, **remark(set_.operator, set_.reason, set_.set_at)},
-        "events": None if audit is None else [_event(each) for each in audit][::-1],
+        "events": None if audit is None else [_event(each, whole) for each in audit][::-1],
     }
 
 
-def _event(found: AuditEvent) -> dict[str, Any]:
+def _event(found: AuditEvent, whole: bool) -> dict[str, Any]:
     """`state`: that after the change; None if it changes none."""
-    return {**event(found), "state": _STATES.get(found.kind)}
+    state = _STATES.get(found.kind)
+    if whole:
+        return {**event(found), "state": state}
+    return {"at": found.at, "kind": found.kind, "state": state}

@@ -59,5 +59,6 @@ function card(breaker, session) {
       ["Counts", breaker.declared[0]?.counts.join(", ") ?? "no app declares it any longer"],
       ["Set", setBy(set)],
     ]),
-    session.acts && h("div", { class: "toolbar" }, !breaker.kept_open && act("Open", "danger"), state !== "CLOSED" && act("Close", "primary"), act("Reset")));
+    session.acts && h("div", { class: "toolbar" }, !breaker.kept_open && act("Open", "danger"), state !== "CLOSED" && act("Close", "primary"), act("Reset"),
+      acting(session, "Terms", "set_breaker", target, { small: true }), set && acting(session, "Clear terms", "clear_breaker", target, { small: true })));
 }
