@@ -56,7 +56,7 @@ def test_each_response_forbids_other_pages_to_use_it(path: str) -> None:
     assert {"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'"} <= {*policy}
     assert "unsafe" not in headers["Content-Security-Policy"]
     assert headers["X-Content-Type-Options"] == "nosniff"
-    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Referrer-Policy"] == "same-origin"
     assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
     assert ("no-store" in headers["Cache-Control"]) is path.startswith(("/api", "/none"))
     assert "Access-Control-Allow-Origin" not in headers
@@ -232,6 +232,7 @@ def test_a_token_signs_in_and_out() -> None:
     assert TOKEN not in str(signed_in.headers)
     cookie = cookie_of(signed_in)
     assert ask(application, "/", headers=cookie).status == 200
+    assert ask(application, "/sign-in", headers=cookie).headers["Location"] == "./"
     session = ask(application, "/api/session", headers=cookie).json
     assert session["signs_out"] and session["user"] is None
     headers = {**cookie, "X-CSRF-Token": session["csrf"]}

@@ -118,7 +118,7 @@ class Application:
 
     def _signed_in(self, request: Request, sign_in: SignIn) -> Response:
         if request.method != "POST":
-            return sign_in.form()
+            return _redirect("./") if self._gate.is_signed_in(request) else sign_in.form()
         if reason := foreign_origin(request):
             return refusal(HTTPStatus.FORBIDDEN, reason)
         return sign_in.check(request) or _redirect("./", self._gate.signed_in(request))

@@ -1,7 +1,8 @@
 // Goes on to the view for which the reader came: a redirect keeps the hash of its request.
 const form = document.querySelector("form");
-form.action = new URL("sign-in" + location.hash, document.baseURI);
+const here = new URL("sign-in", document.baseURI);
+form.action = here + location.hash;
 
 // After a link on another site the browser has not sent the cookie of a reader who is signed in.
-const session = await fetch(new URL("api/session", document.baseURI), { credentials: "same-origin" });
-if (session.ok) location.replace(new URL("./" + location.hash, document.baseURI));
+const again = await fetch(here, { credentials: "same-origin", redirect: "manual" });
+if (again.type === "opaqueredirect") location.replace(new URL("./" + location.hash, here));
