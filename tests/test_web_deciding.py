@@ -181,3 +181,19 @@ def test_a_monitor_sees_groups_and_commands_and_no_data(
             visit.press("r", "e")
             assert visit.tab.locator("dialog").count() == 0
             assert visit.barriers() == []
+
+
+def test_a_comparison_of_lines_keeps_what_is_the_same(visiting: Visiting, address: str) -> None:
+    script = """([before, after]) => import("./static/core/diff.js")
+        .then(({diffLines}) => diffLines(before, after).map(([mark, line]) => mark + line))"""
+    with visiting(address) as visit:
+        visit.open("#/troubleshooting").sees("Nothing waits")
+
+        def compared(before: str, after: str) -> str:
+            return " ".join(visit.read(script, [before.split(), after.split()]))
+
+        assert compared("a b c d e", "a x c d f e") == "a -b +x c d +f e"
+        assert compared("a a", "a a a") == "a a +a"
+        assert compared("", "a") == "+a"
+        many = " ".join(map(str, range(1000)))
+        assert compared(f"x {many} y", f"z {many} y").split()[:2] == ["-x", "+z"]

@@ -140,7 +140,8 @@ export async function show(root, { parts, params, session, navigate, tools, sign
       const found = await get(apiPath(["related", domain, id]), {}, { signal });
       replace(related.body,
         found.count > 1 || found.tree.some((node) => node.kind !== "command") ? treeOf(found.tree, id) : h("p", { class: "muted" }, "No other command has its correlation id."),
-        found.cut && h("p", { class: "note note-info" }, "There may be more: the search was ended. ", h("a", { href: link("commands", { correlation: found.correlation_id }) }, "Search on"), "."));
+        found.cut && h("p", { class: "note note-info" }, "There may be more: the search was ended. ", h("a", { href: link("commands", { correlation: found.correlation_id }) }, "Search on"), "."),
+        h("div", null, button("Look again", loadTree, { small: true })));
     } catch (error) {
       if (error.name !== "AbortError") replace(related.body, h("p", { class: "muted" }, error.message));
     }
