@@ -23,6 +23,8 @@ from lab.shop import registry as registry
 #: So many threads that commands which last leave some free.
 _OPTIONS = {"procs": 2, "threads": 8, "statement_timeout": 25, "pool_timeout": 30}
 _OPTIONS |= {"visibility_timeout": 30, "thread_timeout": 35, "watchdog_timeout": 60}
+#: A lease that outlives the fleet for as long as any test takes.
+_LASTING = {"visibility_timeout": 3000, "thread_timeout": 3500, "watchdog_timeout": 4000}
 _SETTLED_S = 40.0
 
 
@@ -51,7 +53,7 @@ def shop_template(
     with databases.fresh(template) as name:
         dsn = databases.dsn_of(name)
         with (
-            shop_fleet(dsn, tmp_path_factory.mktemp("shop")) as fleet,
+            shop_fleet(dsn, tmp_path_factory.mktemp("shop"), **_LASTING) as fleet,
             CommandBus(dsn) as bus,
         ):
             fleet.start()
