@@ -26,7 +26,7 @@ MORE_RATES = [
     *("bloat-batch", "keyed", "ordered", "io", "call", "django", "drain-watched"),
 ]
 TIMES = ["lease-look"]
-MORE_TIMES = ["latency", "limited-latency", "mixed", "fair", "tick-latency"]
+MORE_TIMES = ["latency", "limited-latency", "mixed", "fair", "tick-latency", "page-first"]
 ADAPTIVE = ["adaptive-io", "adaptive-cpu", "adaptive-mixed"]
 SHORT = ["--seconds", "0.02", "--rounds", "1"]
 #: The first module that is missing, where it is not the system itself.
@@ -44,6 +44,7 @@ MORE = {
     "ordered": {"ordered-of-bare"},
     "limited-idle": {"limited-claim"},
     "tag-idle": {"tag-claim"},
+    "page-first": {"page-deep", "page-history", "page-overview", "page-first-byte"},
     "django": {"django-db-worker"},
     "breaker-idle": {"breaker-claim"},
     "instances": {"instances-bare", "instances-of-bare", "row-waits"},

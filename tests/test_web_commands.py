@@ -94,7 +94,7 @@ class _Stopping:
         self._bus = bus
 
     def search(self, **conditions: Any) -> Any:
-        return self._bus.search(**conditions, max_seconds=1e-9)
+        return self._bus.search(**{**conditions, "max_seconds": 1e-9})
 
 
 def named(*ids: UUID) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def test_a_search_that_stops_goes_on_by_a_button(
     rare = bus.send("payments", "Rare")
     bus.send_many([SendRequest("payments", "Debit", n) for n in range(6000)])
     search = bus.search
-    monkeypatch.setattr(bus, "search", lambda **given: search(**given, max_rows=1000))
+    monkeypatch.setattr(bus, "search", lambda **given: search(**{**given, "max_rows": 1000}))
     with page_of(visiting, bus, "?type=Rare") as page:
         page.sees("The search has looked at about", "#view")
         page.sees("Nothing found so far")

@@ -113,6 +113,7 @@ class Walk:
 
     def __init__(self, name: str, position: Position | None, count: int) -> None:
         self.name = name
+        self.table = name.partition(".")[0]
         #: After which the next page goes on.
         self.position = position
         #: Rows that its next statement reads.
@@ -175,10 +176,10 @@ def merged_count(count: int, queues: int) -> int:
     return max(10, min(count, _MAX_MERGED_ROWS // max(queues, 1)))
 
 
-def take_latest(walks: Iterable[Walk]) -> Position | None:
-    """From the walk that has the latest match: in some walks older ones may stand before it."""
+def latest(walks: Iterable[Walk]) -> Walk | None:
+    """The walk that has the latest match: in some walks older ones may stand before it."""
     fed = [walk for walk in walks if walk.matches]
-    return max(fed, key=lambda walk: walk.matches[0][1]).take() if fed else None
+    return max(fed, key=lambda walk: walk.matches[0][1]) if fed else None
 
 
 def positions_left(

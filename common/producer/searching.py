@@ -1,9 +1,9 @@
 """Searches for operators: pages of commands, whose cost does not grow with the tables."""
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from cmdbus.checks import (
@@ -31,20 +31,22 @@ from cmdbus.producer.search_walks import (
     Walk,
     choose,
     first_count,
+    latest,
     merged_count,
     positions_left,
     reached,
-    take_latest,
 )
 
 _MAX_LIMIT = 1000
-#: Pairs of a domain and a priority that one statement merges; with more, another order is taken.
-_MAX_QUEUES = 500
+#: Pairs of a domain and a priority that one statement merges; with more, another order is taken,
+#: which does not give those in progress first.
+_MAX_QUEUES, _MAX_CLAIMED_QUEUES = 60, 500
 _MAX_DOMAINS = 1000
 #: The newest in the history that are looked at, and how many of a domain make it frequent.
 _NEWEST_ROWS, _FREQUENT_ROWS = 2000, 100
-#: Orders that merge the queues of ready.
-_MERGED = {"newest", "claimed"}
+_EVER = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+#: A transaction that settles commits within this time.
+_SETTLING = timedelta(hours=1)
 #: By so much the clock of a sender may be ahead of the server's.
 _SKEW = timedelta(minutes=1)
 
@@ -121,13 +123,12 @@ class Searching:
         """Those of these `commands`, each a domain and an id, that exist: at most 1000, the last
         sent first."""
         keys = [
-            (check_name("domain", domain), check_id("command_id", id_)) for domain, id_ in commands
+            _Key(check_name("domain", domain), check_id("command_id", id_))
+            for domain, id_ in commands
         ]
         if len(keys) > _MAX_LIMIT:
             raise ValueError(f"find takes at most {_MAX_LIMIT} commands, not {len(keys)}")
-        search = _Search(self._connections, connection, Conditions())
-        *_, reads = search.queues()
-        return search.commands([key[0] for key in keys], [key[1] for key in keys], not reads)
+        return _Search(self._connections, connection, Conditions()).find(keys)
 
     def known_types(self, *, connection: CallersConnection | None = None) -> dict[str, list[str]]:
         """Domains that have commands or settings, in alphabetical order, each with its types as
@@ -149,6 +150,41 @@ def _since(conditions: Conditions) -> datetime | None:
     return made_at - _SKEW
 
 
+class _Key(NamedTuple):
+    """A command, and the times in which it has finished if it has."""
+
+    domain: str
+    command_id: UUID
+    since: datetime = _EVER[0]
+    until: datetime = _EVER[1]
+
+
+class _Begun(NamedTuple):
+    """The reply of begin_search."""
+
+    ready_domains: list[str]
+    ready_priorities: list[int]
+    scheduled_domains: list[str]
+    #: Some commands wait at limits.
+    limited: bool
+    #: Messages and keys, too.
+    reads: bool
+    present: datetime
+
+    def queues(self, walk: str) -> tuple[list[str], list[int]]:
+        """Domains and priorities that a walk merges."""
+        if walk in ("ready.newest", "ready.claimed"):
+            return self.ready_domains, self.ready_priorities
+        return (self.scheduled_domains, []) if walk == "scheduled.ids" else ([], [])
+
+    def key(self, found: Position, table: str) -> _Key:
+        if table == "finished" and found.at is not None:
+            return _Key(found.domain, found.command_id, found.at, found.at)
+        # It may have finished since it was seen.
+        times = self.present - _SETTLING, self.present + _SETTLING
+        return _Key(found.domain, found.command_id, *times)
+
+
 class _Search:
     def __init__(
         self,
@@ -165,40 +201,43 @@ class _Search:
         self._begun = time.monotonic()
         self._read = 0
 
+    def find(self, keys: Sequence[_Key]) -> list[FoundCommand]:
+        return self._commands(keys, not self._begin().reads)
+
     def by_id(self, command_id: UUID) -> CommandPage:
-        *_, reads = self.queues()
+        begun = self._begin()
         if self._conditions.domain is not None:
             domains = [self._conditions.domain]
         else:
             domains = [name for (name,) in self._rows("list_domains", count=_MAX_DOMAINS)]
-        commands = self.commands(domains, [command_id] * len(domains), not reads)
-        return CommandPage(commands=commands, next=None, stopped=None, restricted=not reads)
+        keys = [_Key(domain, command_id) for domain in domains]
+        commands = self._commands(keys, not begun.reads)
+        return CommandPage(commands=commands, next=None, stopped=None, restricted=not begun.reads)
 
     def page(self, limit: int, after: str | None, rows: int, seconds: float) -> CommandPage:
         digest = search_cursors.digest(self._conditions._asdict())
         positions = None if after is None else search_cursors.decode(digest, after, KNOWN)
-        ready, priorities, scheduled, limited, reads = self.queues()
+        begun = self._begin()
         if positions is None:
-            many = max(len(ready), len(scheduled)) > _MAX_QUEUES
-            positions = dict.fromkeys(self._chosen(Surroundings(many, limited)))
+            positions = dict.fromkeys(self._chosen(begun))
         count = first_count(self._conditions, limit)
         walks = [Walk(name, position, count) for name, position in positions.items()]
-        merged = {"ready": (ready, priorities), "scheduled": (scheduled, [])}
-        taken: dict[tuple[str, UUID], Position] = {}
+        taken: dict[_Key, Position] = {}
         is_stopped = False
         while len(taken) < limit:
             starving = [walk for walk in walks if walk.is_starving]
             if starving and not is_stopped:
                 is_stopped = self._read >= rows or self._elapsed() >= seconds
                 for walk in () if is_stopped else starving:
-                    self._feed(walk, merged)
+                    self._feed(walk, begun)
                 continue
-            found = take_latest(walks)
-            if found is None:
+            fed = latest(walks)
+            if fed is None:
                 break
-            taken[found.domain, found.command_id] = found
+            found = fed.take()
+            taken[begun.key(found, fed.table)] = found
         left = positions_left(walks, taken.values())
-        commands = self.commands([key[0] for key in taken], [key[1] for key in taken], not reads)
+        commands = self._commands([*taken], not begun.reads)
         stopped = None
         if is_stopped and len(taken) < limit:
             stopped = SearchStop(rows=self._read, seconds=self._elapsed(), reached=reached(walks))
@@ -206,15 +245,18 @@ class _Search:
             commands=commands,
             next=search_cursors.encode(digest, left) if left else None,
             stopped=stopped,
-            restricted=not reads,
+            restricted=not begun.reads,
         )
 
-    def queues(self) -> Row:
-        domain = self._conditions.domain
-        return self._rows("begin_search", domain=domain, count=_MAX_QUEUES + 1)[0]
+    def _begin(self) -> _Begun:
+        values = {"domain": self._conditions.domain, "count": _MAX_CLAIMED_QUEUES + 1}
+        return _Begun._make(self._rows("begin_search", **values)[0])
 
-    def _chosen(self, given: Surroundings) -> list[str]:
+    def _chosen(self, begun: _Begun) -> list[str]:
         conditions = self._conditions
+        most = _MAX_CLAIMED_QUEUES if conditions.status == Status.IN_PROGRESS else _MAX_QUEUES
+        many = max(len(begun.ready_domains), len(begun.scheduled_domains)) > most
+        given = Surroundings(many_queues=many, limited=begun.limited)
         if self._since != conditions.since:
             given = given._replace(dated_correlation=True)
         elif conditions.domain is not None and "finished.newest" in choose(conditions, given):
@@ -223,14 +265,11 @@ class _Search:
             given = given._replace(rare_domain=number < _FREQUENT_ROWS)
         return choose(conditions, given)
 
-    def _feed(self, walk: Walk, merged: Mapping[str, tuple[list[str], list[int]]]) -> None:
-        table, order = walk.name.split(".")
-        domains, priorities = merged.get(table, ([], []))
-        if (table == "ready" and order not in _MERGED) or order == "due":
-            domains, priorities = [], []
+    def _feed(self, walk: Walk, begun: _Begun) -> None:
+        domains, priorities = begun.queues(walk.name)
         walk.count = merged_count(walk.count, len(domains))
         last = walk.position or Position._make([None] * 5)
-        begun = self._elapsed()
+        started = self._elapsed()
         rows = self._rows(
             "walk",
             walk=walk.name,
@@ -240,16 +279,15 @@ class _Search:
             **{**self._conditions._asdict(), "since": self._since},
             **{f"last_{name}": value for name, value in last._asdict().items()},
         )
-        self._read += walk.feed(rows, self._elapsed() - begun)
+        self._read += walk.feed(rows, self._elapsed() - started)
 
-    def commands(
-        self, domains: list[str], command_ids: list[UUID], restricted: bool
-    ) -> list[FoundCommand]:
+    def _commands(self, keys: Sequence[_Key], restricted: bool) -> list[FoundCommand]:
         """Those that still have the status that is searched."""
-        if not domains:
+        if not keys:
             return []
-        values = {"domains": domains, "command_ids": command_ids, "restricted": restricted}
-        rows = self._rows("read_found", **values)
+        names = "domains", "command_ids", "since", "until"
+        values = dict(zip(names, map(list, zip(*keys, strict=True)), strict=True))
+        rows = self._rows("read_found", **values, restricted=restricted)
         # A role that may send can have written rows with one id.
         found = {row[:2]: filled(FoundCommand, row) for row in rows}.values()
         status = self._conditions.status

@@ -12,6 +12,7 @@ from benches.guarding import breaker_idle
 from benches.limiting import fair, keyed, limited_idle, limited_latency, ordered
 from benches.managing import process
 from benches.orm.comparing import django
+from benches.paging import page
 from benches.peers.comparing import MEASURES as PEER_MEASURES
 from benches.peers.comparing import PEERS, peers
 from benches.selecting import tag_idle
@@ -50,6 +51,11 @@ ROWS = {
         Row("enqueue-concurrent-armed", enqueue_concurrent, _RATE),
         Row("domains", domains, _CPU, 0.67, 0.9),
         Row("lease-look", lease_look, _MS, 0.67, 0.9),
+        Row("page-first", page, _MS, 0.5),
+        Row("page-deep", page, _MS, 0.5),
+        Row("page-history", page, _MS, 0.5),
+        Row("page-overview", page, _MS),
+        Row("page-first-byte", page, _MS, 1.0),
         Row("tx", tx, _RATE, 0.6),
         Row("process", process, _RATE, 0.5, 0.9),
         Row("process-cpu", process, _CPU),

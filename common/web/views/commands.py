@@ -10,6 +10,8 @@ from cmdbus.web.query import NotFound, Query
 
 _PAGE, _MAX_PAGE = 100, 1000
 _MAX_MESSAGE = 300
+#: That a search reads: a tenth of a second on an idle server.
+_MAX_ROWS = 50_000
 _FIELDS = (
     *("domain", "command_id", "type", "status", "priority", "attempts", "max_attempts"),
     *("error_code", "created_at", "due_at", "started_at", "finished_at", "worker", "key"),
@@ -35,7 +37,7 @@ def read(bus: CommandBus, query: Query) -> object:
         "after": query.text("after", most=4000),
     }
     query.check()
-    page = bus.search(**conditions)
+    page = bus.search(**conditions, max_rows=_MAX_ROWS)
     return {
         "commands": [*map(_command, page.commands)],
         "next": page.next,

@@ -235,10 +235,13 @@ END
 $$;
 
 -- Commands by their ids, wherever they are now, as the view `command` shows them: without payloads,
--- and without messages and keys if the role may not read them. By tables and not by the view: an
--- unanalysed limited would be read by the domain.
-CREATE FUNCTION {schema}.read_found(p_domains text[], p_command_ids uuid[], p_restricted boolean)
-RETURNS TABLE (
+-- and without messages and keys if the role may not read them. Those that have finished have done
+-- so in the times p_since and p_until of each, so that one partition is read and not all. By
+-- tables and not by the view: an unanalysed limited would be read by the domain.
+CREATE FUNCTION {schema}.read_found(
+    p_domains text[], p_command_ids uuid[], p_since timestamptz[], p_until timestamptz[],
+    p_restricted boolean
+) RETURNS TABLE (
     its_domain text, its_command_id uuid, its_type text, its_status text, its_priority smallint,
     its_attempts integer, its_max_attempts integer, its_error_code text, its_error_message text,
     its_correlation_id uuid, its_reply_to text, its_batch_id uuid, its_created_at timestamptz,
@@ -256,17 +259,18 @@ BEGIN
         ' t.error_code, %s AS error_message, t.correlation_id, t.reply_to::text AS reply_to,'
         ' t.batch_id, t.created_at, t.due_at::timestamptz AS due_at, t.claimed_at,'
         ' %s AS finished_at, %s AS key, t.claimer'
-        ' FROM {schema}.%I t WHERE t.command_id = k.command_id AND t.domain%s = k.domain',
+        ' FROM {schema}.%I t WHERE t.command_id = k.command_id AND t.domain%s',
         status, CASE WHEN p_restricted THEN 'NULL::text' ELSE 'left(t.error_message, 1000)' END,
         finished_at, CASE WHEN p_restricted THEN 'NULL::text' ELSE 't.key::text' END,
         name, suffix), ' UNION ALL ') INTO found_anywhere
     FROM (VALUES
         ('ready', $s$CASE WHEN t.lease_until > clock_timestamp() THEN 'IN_PROGRESS'
-            ELSE 'PENDING' END$s$, 'NULL::timestamptz', $s$ || ''$s$),
-        ('scheduled', $s$'PENDING'$s$, 'NULL::timestamptz', ''),
-        ('limited', $s$'PENDING'$s$, 'NULL::timestamptz', $s$ || ''$s$),
-        ('troubleshooting', $s$'IN_TROUBLESHOOTING_QUEUE'$s$, 'NULL::timestamptz', ''),
-        ('finished', 't.status', 't.finished_at', '')
+            ELSE 'PENDING' END$s$, 'NULL::timestamptz', $s$ || '' = k.domain$s$),
+        ('scheduled', $s$'PENDING'$s$, 'NULL::timestamptz', ' = k.domain'),
+        ('limited', $s$'PENDING'$s$, 'NULL::timestamptz', $s$ || '' = k.domain$s$),
+        ('troubleshooting', $s$'IN_TROUBLESHOOTING_QUEUE'$s$, 'NULL::timestamptz', ' = k.domain'),
+        ('finished', 't.status', 't.finished_at',
+            ' = k.domain AND t.finished_at BETWEEN k.since AND k.until')
     ) tables (name, status, finished_at, suffix);
     RETURN QUERY EXECUTE format(
         'SELECT c.domain, c.command_id, c.type, c.status, c.priority,'
@@ -274,8 +278,9 @@ BEGIN
         ' c.error_message, c.correlation_id, c.reply_to, c.batch_id, c.created_at,'
         ' least(greatest(coalesce(c.due_at, c.created_at), ''0002-01-01''), ''9998-12-31''),'
         ' c.claimed_at, c.finished_at, i.worker, c.key'
-        ' FROM unnest($1, $2) k (domain, command_id) CROSS JOIN LATERAL (%s) c'
+        ' FROM unnest($1, $2, $3, $4) k (domain, command_id, since, until)'
+        ' CROSS JOIN LATERAL (%s) c'
         ' LEFT JOIN {schema}.incarnation i ON i.id = c.claimer', found_anywhere)
-    USING p_domains, p_command_ids;
+    USING p_domains, p_command_ids, p_since, p_until;
 END
 $$;

@@ -41,7 +41,7 @@ BEGIN
             ('count_newest list_domains list_types read_found read_queues walk',
              'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
              ' SET enable_mergejoin = off SET enable_sort = off'
-             ' SET plan_cache_mode = force_custom_plan SET jit = off'),
+             ' SET plan_cache_mode = force_generic_plan SET jit = off'),
             -- Claims of other types go on if a claim's client has frozen.
             ('lock_shared', 'SET lock_timeout = ''50ms'''),
             -- Gives up where settlements would wait behind it; days begin in UTC.
