@@ -2,10 +2,12 @@
 operators do there, through to the database and the audit trail."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from eventually import eventually
 from shop_days import Shop
+from test_web_operating_views import monitor_of
 from visits import Visit, Visiting
 from web_server import serving
 
@@ -21,8 +23,8 @@ def bus(shop: Shop) -> Iterator[CommandBus]:
         yield bus
 
 
-@pytest.fixture
-def visit(bus: CommandBus, visiting: Visiting) -> Iterator[Visit]:
+@contextmanager
+def page_of(bus: CommandBus, visiting: Visiting) -> Iterator[Visit]:
     served = application(bus, operator="ann")
     try:
         with (
@@ -32,6 +34,12 @@ def visit(bus: CommandBus, visiting: Visiting) -> Iterator[Visit]:
             yield visit
     finally:
         served.close()
+
+
+@pytest.fixture
+def visit(bus: CommandBus, visiting: Visiting) -> Iterator[Visit]:
+    with page_of(bus, visiting) as visit:
+        yield visit
 
 
 def confirm(visit: Visit, button: str, *, reason: str = "", **fields: str) -> None:
@@ -64,6 +72,27 @@ def test_each_view_shows_what_there_is_to_every_reader(shop: Shop, visit: Visit)
             visit.settles()
             assert visit.barriers() == [], view
             assert visit.read("document.documentElement.scrollWidth <= innerWidth"), view
+
+
+def test_monitors_see_the_views_without_data_and_without_buttons(
+    shop: Shop, visiting: Visiting
+) -> None:
+    seen = {
+        "batches": "54",
+        f"batch/{shop.day.batch}": "Progress",
+        "processes": "Purchase",
+        f"process/{shop.day.purchases['undone']}": "compensated",
+        "limits": "1 of 2 places taken",
+        "breakers": "open since",
+        "schedules": "nightly-close",
+        "domain/payments": "Refund",
+    }
+    with monitor_of(shop.dsn) as bus, page_of(bus, visiting) as visit:
+        for view, text in seen.items():
+            visit.open(f"#/{view}").sees(text, "#view")
+            visit.settles()
+            assert visit.find("#view-tools button, #view .card > .toolbar button").count() == 0
+            assert "November newsletter" not in visit.text("#view")
 
 
 def test_a_domain_is_paused_and_resumed_by_undo(bus: CommandBus, visit: Visit) -> None:
@@ -103,7 +132,8 @@ def test_a_limit_is_set_and_cleared_and_a_breaker_closed(bus: CommandBus, visit:
     visit.sees("a second printer", "#view")
     visit.find("#toasts button", "Clear it again").click()
     eventually(lambda: "7 at once" not in visit.text("#view"))
-    visit.open("#/breakers").find("section.card button", "Close").click()
+    visit.open("#/breakers").sees("Breakers", "h1")
+    visit.find("section.card button", "Close").click()
     confirm(visit, "Close it")
     visit.sees("closed", "#view .tag-good")
     assert [each.operator for each in bus.breakers.audit("bank")][-1] == "ann"
@@ -117,7 +147,9 @@ def test_a_batch_and_a_process_are_canceled(shop: Shop, bus: CommandBus, visit: 
     [event] = [e for e in bus.batch_audit(shop.day.batch) if e.operator]
     assert (event.operator, event.message) == ("ann", "an error in the text")
     process_id = shop.day.purchases["stopped"]
-    visit.open(f"#/process/{process_id}").find("#view-tools button", "Cancel").click()
+    visit.sees("is being canceled", "#view-tools")
+    visit.open(f"#/process/{process_id}").sees("Steps", "#view")
+    visit.find("#view-tools button", "Cancel").click()
     visit.sees("which is canceled", "dialog")
     confirm(visit, "Cancel the process")
     visit.sees("cancel requested", "#view")

@@ -5,7 +5,7 @@ import { h, replace, setText } from "../core/dom.js";
 import { count, duration, short, timeElement } from "../core/format.js";
 import { acting, col, live, payloadPanel, trail, when } from "../core/listing.js";
 import { watch } from "../core/live.js";
-import { commandLink, domainLink, empty, facts, figure, name, panel, statusTag } from "../core/parts.js";
+import { commandLink, domainLink, empty, facts, figure, name, panel, statusTag, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { table } from "../core/table.js";
 import { progress } from "./batches.js";
@@ -51,12 +51,13 @@ export async function show(root, { parts: [id], session, signal, tools, rename }
       ["Over", over && timeElement(over, "both")],
       ["Took", over && started && duration((Date.parse(over) - Date.parse(started)) / 1000)],
     ]));
-    replace(tools, !over && acting(session, "Cancel the batch", "cancel_batch", { batch_id: id }, { tone: "danger" }));
+    const canceling = !over && batch.audit?.some((event) => event.kind === "BATCH_CANCEL_REQUESTED");
+    replace(tools, canceling ? tag("is being canceled", "warn") : !over && acting(session, "Cancel the batch", "cancel_batch", { batch_id: id }, { tone: "danger" }));
     replace(others, atEnd(batch), ofProcesses(batch));
     data.update(batch.data);
     audit(batch.audit);
   });
-  const stop = watch(apiPath("commands", { batch: id, limit: 25 }), (value) => commands.update(value.commands),
+  const stop = watch(apiPath("commands", { batch: id, limit: 10 }), (value) => commands.update(value.commands),
     (state, { error }) => state === "failed" && setText(commands.element, error?.message ?? error));
   return { close: () => [shown.close, stop].forEach((end) => end()) };
 }

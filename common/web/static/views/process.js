@@ -29,7 +29,7 @@ const drawn = (step) => {
 
 const COLUMNS = [
   col("track", "Track", drawn, { narrow: "hide", width: "60px" }),
-  col("step", "Step", (step) => name(titled(step)), { narrow: "title" }),
+  col("step", "Step", (step) => name(titled(step)), { narrow: "title", width: "140px" }),
   col("outcome", "Outcome", (step) => [statusTag(step.outcome ?? step.command_status ?? "WAITING"), " ", step.undone && tag(UNDONE[step.undone], step.undone === "FAILED" ? "bad" : "warn")]),
   col("command_id", "Command", (step) => (step.is_batch ? h("a", { href: linkOf(step) }, "a batch") : [commandLink(step.domain, step.command_id), " ", name(`${step.domain}/${step.type}`)])),
   when("sent_at", "Sent"),

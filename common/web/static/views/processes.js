@@ -23,7 +23,7 @@ export async function show(root, context) {
       col("type", "Process", (process) => h("a", { href: link(["process", process.process_id]), title: process.process_id }, name(process.type), " ", h("span", { class: "mono" }, short(process.process_id))), { narrow: "title" }),
       col("domain", "Domain", (process) => domainLink(process.domain)),
       col("status", "Status", (process) => statusTag(process.status)),
-      col("step", "Step"),
+      col("step", "Step", null, { width: "130px" }),
       col("error", "Error"),
       when("created_at", "Started"),
       when("updated_at", "Changed", { narrow: "hide" }),

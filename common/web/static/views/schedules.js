@@ -38,10 +38,10 @@ export async function show(root, { params, session, signal, tools }) {
       col("type", "Sends", ({ domain, type }) => h("a", { href: link("commands", { domain, type }), class: "name" }, `${domain}/${type}`)),
       col("times", "Times"),
       col("state", "State", state),
-      col("next_tick", "Next", (schedule) => schedule.next_tick && timeElement(schedule.next_tick, "both")),
+      col("next_tick", "Next", (schedule) => schedule.next_tick && timeElement(schedule.next_tick, "both"), { width: "minmax(100px, 190px)" }),
       col("ticks", "In 24 hours", drawn, { narrow: "hide" }),
-      col("last_tick", "Latest", latest),
-      session.acts && col("acts", "Actions", (schedule) => actions(schedule, session)),
+      col("last_tick", "Latest", latest, { width: "minmax(90px, 170px)" }),
+      session.acts && col("acts", "Actions", (schedule) => actions(schedule, session), { width: "236px" }),
     ].filter(Boolean),
     empty: empty("No schedules", "A schedule sends a command at certain times:", EXAMPLE),
   });
