@@ -190,7 +190,8 @@ def test_a_comparison_of_lines_keeps_what_is_the_same(visiting: Visiting, addres
         visit.open("#/troubleshooting").sees("Nothing waits")
 
         def compared(before: str, after: str) -> str:
-            return " ".join(visit.read(script, [before.split(), after.split()]))
+            lines = visit.read(script, [before.split(), after.split()])
+            return " ".join(line.strip() for line in lines)
 
         assert compared("a b c d e", "a x c d f e") == "a -b +x c d +f e"
         assert compared("a a", "a a a") == "a a +a"
