@@ -8,11 +8,13 @@ from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from wsgiref.validate import validator
 
 import psycopg
 import pytest
 from roles import role
 from web import ask
+from web_server import Client, serving
 
 from cmdbus import CommandBus
 from cmdbus.errors import (
@@ -53,7 +55,8 @@ ERRORS: dict[str, Exception] = {
     "slow": psycopg.errors.QueryCanceled("canceling statement due to statement timeout"),
     "shutdown": psycopg.errors.AdminShutdown("terminating connection"),
     "broken": psycopg.OperationalError("the connection is lost"),
-    "refused": psycopg.errors.UndefinedColumn("no such column"),
+    "refused": psycopg.errors.UndefinedColumn("no such column\nDETAIL: secret"),
+    "misused": psycopg.ProgrammingError("the query has 1 placeholder"),
     "bug": KeyError("secret"),
 }
 ACTION = Action("poke", lambda bus, body: {"title": "Poke"}, perform)
@@ -63,6 +66,16 @@ def made() -> Application:
     bus = CommandBus(NOWHERE)
     views = {"seen": view, "fails": fails}
     return Application(bus, views, {"poke": ACTION}, role="operator")
+
+
+def test_it_is_an_application_as_the_standard_of_wsgi_describes_it() -> None:
+    page = made()
+    with serving(validator(page)) as server, Client(server) as client:
+        paths = ("/", "/static/app.js", "/api/session", "/api/seen", "/none")
+        assert [client.get(path)[0] for path in paths] == [200, 200, 200, 200, 404]
+        client.send(b"GET /api/live?view=seen HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.until(b"event: view\n").startswith(b"HTTP/1.1 200 OK\r\n")
+    page.close()
 
 
 def test_a_view_is_read_with_its_path_and_its_parameters() -> None:
@@ -105,11 +118,13 @@ def test_each_error_of_the_bus_has_its_status_and_its_sentence(name: str, status
         ("shutdown", 503, "terminating connection"),
         ("broken", 503, "the connection is lost"),
         ("refused", 500, "the database answered: no such column"),
+        ("misused", 500, "the page failed"),
     ],
 )
 def test_an_error_of_the_database_is_a_sentence(name: str, status: int, sentence: str) -> None:
     reply = ask(made(), f"/api/fails/{name}")
     assert reply.status == status and reply.json["error"].startswith(sentence)
+    assert "secret" not in reply.json["error"]
     assert reply.json.get("away", False) is (status == 503)
 
 

@@ -31,6 +31,8 @@ _STATUSES: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
 #: SQLSTATEs of statements that the server canceled, and classes of those of a server that is away.
 _CANCELED = "57014"
 _AWAY = ("08", "53", "57")
+#: Errors that the driver raises by itself where a session has ended.
+_LOST = {"InterfaceError", "OperationalError"}
 
 
 def failure(error: Exception) -> tuple[HTTPStatus, dict[str, Any]] | None:
@@ -46,12 +48,16 @@ def failure(error: Exception) -> tuple[HTTPStatus, dict[str, Any]] | None:
     return None
 
 
-def _of_driver(error: Exception, sqlstate: str | None) -> tuple[HTTPStatus, dict[str, Any]]:
+def _of_driver(error: Exception, sqlstate: str | None) -> tuple[HTTPStatus, dict[str, Any]] | None:
     if sqlstate == _CANCELED:
         return HTTPStatus.GATEWAY_TIMEOUT, {
             "error": "the database did not answer in time: narrow the question, or try again"
         }
-    text = joined(str(error)) or type(error).__name__
+    if sqlstate is None and not _LOST & {kind.__name__ for kind in type(error).__mro__}:
+        return None
+    # Without its details, which may be data.
+    message = getattr(getattr(error, "diag", None), "message_primary", None)
+    text = message or joined(str(error).partition("\n")[0]) or type(error).__name__
     if sqlstate is None or sqlstate.startswith(_AWAY):
         return HTTPStatus.SERVICE_UNAVAILABLE, {"error": text, "away": True}
     return HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"the database answered: {text}"}
