@@ -23,16 +23,16 @@ COMPLETED = "SELECT figures[1] FROM cmdbus.rollup WHERE resolution = 60 AND doma
 
 
 class Counting:
-    """A node that runs for 100 s, whose executions are counted by hand."""
+    """A node that runs for some seconds, whose executions are counted by hand."""
 
-    def __init__(self, opened: ExitStack) -> None:
+    def __init__(self, opened: ExitStack, seconds: int = 100) -> None:
         telemetry = telemetry_of_one()
         self.node = node_of_one(telemetry, opened)
         self.index = telemetry.seat.command_type("payments", "Debit").index
         self.slot = telemetry.seat.slot(0)
         now = time.monotonic_ns()
         self.node.board.supervise(
-            pid=os.getpid(), state=SupervisorState.RUNNING, since=now - 100 * SECOND, due=now
+            pid=os.getpid(), state=SupervisorState.RUNNING, since=now - seconds * SECOND, due=now
         )
         self.statements = ClaimStatements("cmdbus", 30)
         self.statements.node = os.getpid()
@@ -57,10 +57,21 @@ def test_the_successor_of_a_steward_goes_on(connection: psycopg.Connection, dsn:
 
 def test_a_node_that_has_just_started_asks_nothing(connection: psycopg.Connection) -> None:
     with ExitStack() as opened:
-        counting = Counting(opened)
+        counting = Counting(opened, seconds=1)
         round_ = RollupRound(counting.node, counting.statements)
         connection.close()
         assert 9 < round_.run(connection) < 75
+
+
+def test_a_steward_that_was_replaced_writes_at_once(
+    connection: psycopg.Connection, dsn: str
+) -> None:
+    """It may come a moment after the minute's end, for which its predecessor did not write."""
+    with ExitStack() as opened:
+        counting = Counting(opened)
+        counting.complete(2)
+        assert 0 < RollupRound(counting.node, counting.statements).run(connection) <= 60
+    assert rows(dsn, COMPLETED) == [(2,)]
 
 
 def test_a_rollup_that_fails_keeps_no_other_round_from_running(

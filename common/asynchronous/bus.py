@@ -131,6 +131,7 @@ class AsyncCommandBus(AsyncSenders):
     explain = _awaited(CommandBus.explain)
     snapshot = _awaited(CommandBus.snapshot)
     domains = _awaited(CommandBus.domains)
+    history = _awaited(CommandBus.history)
     get_batch = _awaited(CommandBus.get_batch)
     list_batches = _awaited(CommandBus.list_batches)
     page_batches = _awaited(CommandBus.page_batches)

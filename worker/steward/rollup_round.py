@@ -35,6 +35,8 @@ class RollupRound:
         self._after_minute = random.uniform(0.5, _SPREAD_SECONDS)
         #: Monotonic time of the next rollup.
         self.due = self._started_at + _FIRST_SECONDS + self._until_minute(_FIRST_SECONDS)
+        if self._age() > _MINUTE:  # This steward has a predecessor, which may have owed a minute.
+            self.due = self._started_at
         self._warned = False
 
     def run(self, connection: Connection) -> float:
