@@ -245,8 +245,8 @@ def test_updates_of_a_thousand_rows_do_not_hold_the_browser_up(page: Visit) -> N
             return rounds;
         }"""
     )
-    # Other programs may interrupt a round.
-    assert sorted(longest)[len(longest) // 2] < 100, longest
+    # Other programs interrupt a round: the best of each kind is that of the page.
+    assert max(min(longest[::2]), min(longest[1::2])) < 100, longest
 
 
 def test_rows_keep_nothing_of_what_was_shown_before(page: Visit) -> None:

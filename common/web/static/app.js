@@ -4,7 +4,7 @@ import { ApiError, readSession } from "./core/api.js";
 import { hideTip } from "./core/charts.js";
 import { h } from "./core/dom.js";
 import { register } from "./core/keys.js";
-import { configure, onState } from "./core/live.js";
+import { answered, configure, onState } from "./core/live.js";
 import { link, parse } from "./core/router.js";
 import { listenToAll, mark, rename, start } from "./core/shell.js";
 
@@ -101,7 +101,7 @@ async function show(module, { view, parts, params }, same) {
     });
     if (current === own) {
       own.shown = shown;
-      appear();
+      answered().then(appear);
     } else shown?.close?.();
   } catch (error) {
     clearTimeout(slow);

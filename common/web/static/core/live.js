@@ -35,6 +35,7 @@ function become(next, detail = {}) {
   const changed = next !== state.state;
   state = { ...state, error: null, ...detail, state: next };
   if (changed && !("since" in detail)) state.since = new Date().toISOString();
+  if (next !== "live") for (const watcher of watchers) watcher.answer();
   for (const listener of listeners) listener(state);
   if (changed) for (const watcher of watchers) watcher.onState?.(next, state);
 }
@@ -49,6 +50,7 @@ const query = (list) => "live?" + list.map((path) => "view=" + encodeURIComponen
  */
 export function watch(path, onValue, onState) {
   const watcher = { path, onValue, onState, text: null };
+  watcher.answered = new Promise((resolve) => (watcher.answer = resolve));
   watchers.add(watcher);
   const first = recent(path);
   if (first !== undefined) queueMicrotask(() => deliver(watcher, first, first?.at));
@@ -57,6 +59,7 @@ export function watch(path, onValue, onState) {
   reconnect();
   return () => {
     clearTimeout(watcher.timer);
+    watcher.answer();
     if (watchers.delete(watcher)) reconnect();
   };
 }
@@ -70,6 +73,7 @@ async function read(watcher) {
     if (!watchers.has(watcher)) return;
     if (error.away) become("away", { error: error.message });
     else watcher.onState?.(error.offline ? "offline" : "failed", { error });
+    watcher.answer();
   }
 }
 
@@ -83,7 +87,11 @@ function deliver(watcher, value, at, text = "") {
     // One view's mistake must not end the stream of the others.
     reportError(error);
   }
+  watcher.answer();
 }
+
+/** Resolves when all that is watched now has its first value, or cannot have one. */
+export const answered = () => Promise.all([...watchers].map((watcher) => watcher.answered));
 
 function handle(event, data) {
   heard = performance.now();
@@ -106,6 +114,7 @@ function handle(event, data) {
       if (watcher.path !== data.view) continue;
       clearTimeout(watcher.timer);
       watcher.onState?.("failed", { error: data.error });
+      watcher.answer();
     }
   }
 }

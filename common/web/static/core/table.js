@@ -4,7 +4,7 @@ import { arrange, h, keysOf, replace, setText } from "./dom.js";
 
 // Milliseconds that a slice of an update may take before the browser gets its turn.
 const SLICE = 8;
-const FIRST = 60;
+const FIRST = 120;
 // Pixels: of a character and around a text, of what is drawn, and of a text that has to wrap.
 const [CHARACTER, PADDING, DRAWN, LONG] = [8.4, 24, 142, 340];
 
