@@ -1,5 +1,6 @@
 """What nodes publish in the database: when, for how long, and what it costs if that fails."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -14,7 +15,7 @@ from queries import count, rows, scalar
 from roles import refused, role
 from shown_boards import worker
 
-from cmdbus import CommandBus
+from cmdbus import AsyncCommandBus, CommandBus, NodeCounters
 from cmdbus.board.board import Board, Node
 from cmdbus.board.records import ExitRecord
 from cmdbus.board.wake_pipe import WakePipe
@@ -136,6 +137,18 @@ def test_there_are_at_most_some_hundred_nodes(publishing: Publishing, dsn: str) 
     assert count(publishing.connection, "published_node") == 501
     [(oldest,)] = rows(dsn, "SELECT max(node) FROM cmdbus.published_node WHERE name = 'x'")
     assert oldest == 500
+
+
+def test_programs_on_asyncio_read_nodes_too(publishing: Publishing, dsn: str) -> None:
+    publishing.crash()
+    publishing.run()
+
+    async def read() -> tuple[str, dict[int, str], list[NodeCounters]]:
+        async with AsyncCommandBus(dsn) as bus:
+            [node] = await bus.fleet()
+            return node.name, await bus.stacks(node.node), await bus.fleet_counters()
+
+    assert asyncio.run(read()) == ("shop", {1: "a stack"}, [])
 
 
 def test_a_node_that_stops_says_so(publishing: Publishing, bus: CommandBus) -> None:

@@ -143,6 +143,9 @@ class AsyncCommandBus(AsyncSenders):
     page_processes = _awaited(CommandBus.page_processes)
     process_steps = _awaited(CommandBus.process_steps)
     process_audit = _awaited(CommandBus.process_audit)
+    fleet = _awaited(CommandBus.fleet)
+    fleet_counters = _awaited(CommandBus.fleet_counters)
+    stacks = _awaited(CommandBus.stacks)
 
     async def wait(
         self, domain: str, command_id: UUID | str, timeout: float = 30.0
