@@ -14,7 +14,13 @@ from test_breaker_states import declare as declare_breakers
 from test_limits_in_force import declare
 from trips import PERMANENT, await_end, await_status, booked, traveling
 
-from cmdbus import CommandBus, InvalidOperationError, Limit, ProcessNotFoundError
+from cmdbus import (
+    CommandBus,
+    InvalidOperationError,
+    Limit,
+    ProcessNotFoundError,
+    SendRequest,
+)
 
 CHARGE = {"name": "payments Charge", "concurrency": 5}
 SHARED = {"name": "stripe", "starts_per_second": 2, "covers": ["payments Charge"]}
@@ -35,8 +41,12 @@ def operators(bus: CommandBus, domain: str = "payments") -> list[tuple[str, str 
 
 def test_a_limit_is_set_and_cleared_again(bus: CommandBus, connection: psycopg.Connection) -> None:
     declare(connection, "shop", CHARGE)
+    bus.send_many([SendRequest("payments", "Charge")] * 2 + [SendRequest("payments", "Other")])
     shown = preview(bus, "set_limit", name=NAME)
-    assert shown["touches"][0] == "In force is: 5 at once. It is for payments/Charge."
+    assert (shown["touches"][0], shown["count"]) == (
+        "In force is: 5 at once. It is for payments/Charge. Now 2 commands wait, and 0 run.",
+        2,
+    )
     values = fields(shown)
     assert (values["concurrency"], values["rate"], values["ordered"]) == (5, None, "no")
     values |= {"concurrency": "", "rate": "120 / minute"}
@@ -117,7 +127,9 @@ def test_a_breaker_is_opened_closed_and_opened_again(
 ) -> None:
     declare_breakers(connection, "shop", STRIPE)
     shown = preview(bus, "open_breaker", name="stripe")
-    assert shown["touches"][1] == "Commands of payments/Charge wait while it is open."
+    assert shown["touches"][1:] == [
+        *["Commands of payments/Charge wait while it is open.", "Now 0 commands wait, and 0 run."]
+    ]
     with pytest.raises(InvalidOperationError, match="the breaker stripe is closed already"):
         preview(bus, "close_breaker", name="stripe")
     opened = act(bus, "open_breaker", name="stripe", state=shown["state"], reason="outage")

@@ -9,6 +9,8 @@ from cmdbus.producer.breakers import BreakerRecord
 from cmdbus.producer.bus import CommandBus
 from cmdbus.web.action import Action, Body
 from cmdbus.web.actions.answers import done, preview, undoing
+from cmdbus.web.actions.covered import sentence as said
+from cmdbus.web.actions.covered import waiting_of
 from cmdbus.web.actions.order import Order
 
 _OPEN, _CLOSED = BreakerState.OPEN, BreakerState.CLOSED
@@ -35,24 +37,25 @@ def _is_kept(record: BreakerRecord) -> bool:
     return record.state is _OPEN and record.retry_at is None
 
 
-def _bound(record: BreakerRecord) -> str:
+def _bound(bus: CommandBus, record: BreakerRecord, sentence: str) -> tuple[list[str], int | None]:
+    """What becomes of commands, and how many of them wait now."""
     if not record.covers:
-        return "No type is bound to it, so no command waits: handlers get the error at their call."
-    return f"Commands of {', '.join(record.covers)} wait while it is open."
+        return ["No type is bound to it: it is only about calls that handlers make."], None
+    waiting = waiting_of(bus, record.covers)
+    return [f"Commands of {', '.join(record.covers)} {sentence}.", said(waiting)], waiting.depth
 
 
 def _preview_open(bus: CommandBus, body: Body) -> dict[str, Any]:
     record = read(bus, Order(body, ["name"]).name("name"))
     if _is_kept(record):
         raise InvalidOperationError(f"the breaker {record.name} is kept open already")
+    state = f"It is {record.state} now. No call is made, and no probe, until an operator closes it."
+    bound, count = _bound(bus, record, "wait while it is open")
     return preview(
         f"Open the breaker {record.name}",
-        [
-            f"It is {record.state} now. No call is made, and no probe, until an operator closes "
-            f"it.",
-            _bound(record),
-        ],
+        [state, *bound],
         "Open it",
+        count=count,
         undo="Close it undoes it.",
         grave=True,
         state=_state(record),
@@ -64,13 +67,13 @@ def _preview_close(bus: CommandBus, body: Body) -> dict[str, Any]:
     if record.state is _CLOSED:
         raise InvalidOperationError(f"the breaker {record.name} is closed already")
     failures = count_of(record.in_force.failures, "failure")
+    state = f"It is {record.state} now. Calls are made again, and {failures} open it again."
+    bound, count = _bound(bus, record, "start again")
     return preview(
         f"Close the breaker {record.name}",
-        [
-            f"It is {record.state} now. Calls are made again, and {failures} open it again.",
-            f"Commands of {', '.join(record.covers)} start again." if record.covers else "",
-        ][: 1 + bool(record.covers)],
+        [state, *bound],
         "Close it",
+        count=count,
         undo="Open it undoes it: then it stays open until an operator closes it.",
         state=_state(record),
     )

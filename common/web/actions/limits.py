@@ -9,6 +9,7 @@ from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.limits import LimitRecord
 from cmdbus.web.action import Action, Body
 from cmdbus.web.actions.answers import done, field, preview, undoing, yes_or_no
+from cmdbus.web.actions.covered import sentence, waiting_of
 from cmdbus.web.actions.order import Order
 
 _OF_ALL = ("concurrency", "rate", "burst")
@@ -46,8 +47,12 @@ def _plain(terms: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _covers(name: str, record: LimitRecord | None) -> list[str]:
+    return record.covers if record is not None else [name]
+
+
 def _for_what(name: str, record: LimitRecord | None) -> str:
-    covers = record.covers if record is not None else [name]
+    covers = _covers(name, record)
     return f"It is for {', '.join(covers)}." if covers else "It is for no type."
 
 
@@ -61,14 +66,16 @@ def _preview_set(bus: CommandBus, body: Body) -> dict[str, Any]:
     if record is None and "/" not in name:
         raise InvalidOperationError(f"no app declares a shared limit {name!r}")
     plain = _plain(_terms(name, record))
+    waiting = waiting_of(bus, _covers(name, record))
     return preview(
         f"Set the limit {name}",
         [
-            f"In force is: {_in_force(record)}. {_for_what(name, record)}",
+            f"In force is: {_in_force(record)}. {_for_what(name, record)} {sentence(waiting)}",
             "What is set wins over what apps declare, until it is cleared; commands that run end "
             "as usual.",
         ],
         "Set it",
+        count=waiting.depth,
         fields=_fields(name, plain),
         undo="What was in force before can be put back.",
         state=plain,
@@ -145,13 +152,15 @@ def _preview_clear(bus: CommandBus, body: Body) -> dict[str, Any]:
     name = Order(body, ["name"]).name("name")
     record = _cleared(bus, name)
     declared = str(record.declared[0].limit) if record.declared else "no limit"
+    waiting = waiting_of(bus, record.covers)
     return preview(
         f"Clear the limit {name}",
         [
             f"In force is: {_in_force(record)}. What apps declare holds again: {declared}.",
-            _for_what(name, record),
+            f"{_for_what(name, record)} {sentence(waiting)}",
         ],
         "Clear it",
+        count=waiting.depth,
         undo="What is set now can be set again.",
         state=_plain(_terms(name, record)),
     )
