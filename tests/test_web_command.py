@@ -14,6 +14,8 @@ from typing import IO
 import httpx
 import pytest
 from cli import CALL, environment_without_ours, here
+from configuring import nothing_told as nothing_told
+from configuring import settings_of
 
 from cmdbus import CommandBus
 from cmdbus.supervisor.cli.configuration import mistyped_variables
@@ -153,6 +155,17 @@ def test_it_refuses_what_cannot_be_meant(dsn: str, tmp_path: Path) -> None:
     options = ("--auth", "token", "--token-file", str(file))
     result = here("web", "--dsn", dsn, *LISTEN, *options)
     assert result.exit_code == 1 and "other users may read" in result.stderr
+
+
+@pytest.mark.usefixtures("nothing_told")
+def test_the_settings_file_has_its_options_next_to_those_of_a_supervisor() -> None:
+    file = Path("cmdbus.toml")
+    file.write_text("procs = 2\nweb-http = '0.0.0.0:0'\nweb-role = 'viewer'\n")
+    assert "other machines can reach 0.0.0.0" in here("web", "--dsn", "host=/nowhere").stderr
+    assert settings_of().procs == 2
+    file.write_text("web-role = 'root'\n")
+    result = here("web", "--dsn", "host=/nowhere")
+    assert result.exit_code == 2 and "(from cmdbus.toml)" in result.stderr
 
 
 def test_its_variables_are_no_mistakes_to_a_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,8 @@ _MAX_BYTES = 1024**2
 _OR_MANAGE = "; `manage.py cmdbus` takes the database of Django's settings"
 #: Of the environment variables that are read; and the rest of those that no option has.
 _PREFIX, _NOT_SETTINGS = "CMDBUS_", {"PG_BIN", "RUN_AS"}
-#: Those of `cmdbus web`.
-_NOT_SETTINGS |= {"WEB_AUTH", "WEB_HTTP", "WEB_ROLE", "WEB_TOKEN_FILE"}
+#: Settings of `cmdbus web`, which has the file and the environment in common with the supervisor.
+WEB_SETTINGS = ("web_auth", "web_http", "web_role", "web_token_file")
 #: The texts of --check for settings without a value.
 _WITHOUT = {
     "dsn": "none; an embedded PostgreSQL",
@@ -72,7 +72,7 @@ def read(
             if name in values:
                 raise click.UsageError(f"{file} has {_dashed(name)!r} twice.", context)
             values[name] = _text(context, f"{file}: {key!r}", option, value)
-        elif are_all:
+        elif are_all and name not in WEB_SETTINGS:
             names = sorted(map(_dashed, options))
             hint = did_you_mean(_dashed(name), names) or f"there are {', '.join(names)}."
             raise click.UsageError(f"{file} has {key!r}, which is no setting: {hint}", context)
@@ -112,7 +112,8 @@ def mistyped_variables(context: click.Context) -> Iterator[str]:
     one that does. Others may be the application's."""
     names = {(each.name or "").upper() for each in context.command.params}
     names_set = [name.removeprefix(_PREFIX) for name in os.environ if name.startswith(_PREFIX)]
-    for name in sorted(set(names_set) - names - _NOT_SETTINGS):
+    others = {*_NOT_SETTINGS, *(name.upper() for name in WEB_SETTINGS)}
+    for name in sorted(set(names_set) - names - others):
         # Compared without what they have in common, which makes all of them look near.
         if question := did_you_mean(name, names).replace("'", f"'{_PREFIX}", 1):
             yield f"the environment variable {_PREFIX}{name} sets nothing: {question}"

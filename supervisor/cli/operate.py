@@ -14,7 +14,7 @@ from cmdbus.logs import set_up_for_terminal
 from cmdbus.supervisor.cli.batches import batch
 from cmdbus.supervisor.cli.breakers import breaker
 from cmdbus.supervisor.cli.commands import cancel, get, list_, reschedule, send
-from cmdbus.supervisor.cli.configuration import read
+from cmdbus.supervisor.cli.configuration import WEB_SETTINGS, read
 from cmdbus.supervisor.cli.domains import domain, pause, resume, status
 from cmdbus.supervisor.cli.limits import limit_
 from cmdbus.supervisor.cli.managed_processes import process
@@ -46,8 +46,8 @@ def main(context: click.Context) -> None:
     if os.environ.get("NO_COLOR"):
         context.color = False
     # Next to the supervisor's settings file, its database and its board are meant.
-    options = {option.name or "": option for option in [*get.params, *ps.params]}
-    shared = ("dsn", "dsn_file", "embedded", "schema", "runtime_dir", "name")
+    options = {option.name or "": option for option in [*get.params, *ps.params, *web.params]}
+    shared = ("dsn", "dsn_file", "embedded", "schema", "runtime_dir", "name", *WEB_SETTINGS)
     values = read(context, {name: options[name] for name in shared}, are_all=False)
     context.default_map = _for_all(main, values)
     set_up_for_terminal("info")

@@ -75,7 +75,7 @@ def _auth(text: str) -> str:
 @database_options
 @option(
     "--http",
-    "listen_at",
+    "web_http",
     envvar="CMDBUS_WEB_HTTP",
     show_envvar=True,
     metavar="ADDRESS",
@@ -85,6 +85,7 @@ def _auth(text: str) -> str:
 )
 @option(
     "--auth",
+    "web_auth",
     envvar="CMDBUS_WEB_AUTH",
     show_envvar=True,
     metavar="token|header:NAME",
@@ -93,6 +94,7 @@ def _auth(text: str) -> str:
 )
 @option(
     "--token-file",
+    "web_token_file",
     envvar="CMDBUS_WEB_TOKEN_FILE",
     show_envvar=True,
     type=click.Path(path_type=Path, dir_okay=False),
@@ -101,6 +103,7 @@ def _auth(text: str) -> str:
 )
 @option(
     "--role",
+    "web_role",
     envvar="CMDBUS_WEB_ROLE",
     show_envvar=True,
     type=click.Choice(_ROLES),
@@ -121,10 +124,10 @@ def web(
     dsn: str | None,
     embedded: bool,
     schema: str,
-    listen_at: tuple[str, int],
-    auth: str | None,
-    token_file: Path | None,
-    role: str,
+    web_http: tuple[str, int],
+    web_auth: str | None,
+    web_token_file: Path | None,
+    web_role: str,
     operator: str | None,
     as_json: bool,
 ) -> None:
@@ -133,7 +136,7 @@ def web(
     from cmdbus.web.http.server import Server
     from cmdbus.web.serving import KEYWORDS, SETTINGS, page, server_settings
 
-    if token_file is not None and auth != _TOKEN:
+    if web_token_file is not None and web_auth != _TOKEN:
         raise UsageProblem("--token-file is for --auth token")
     with (
         one_line_errors(),
@@ -142,19 +145,21 @@ def web(
     ):
         named = with_defaults(where, settings=SETTINGS, **KEYWORDS)
         bus = stack.enter_context(CommandBus(named, schema=schema))
-        listener = stack.enter_context(bound(*listen_at))
-        check_reach(listener, auth)
-        access, secret, notes = _access(auth, token_file, listen_at[0])
-        if operator is None and auth is None:
+        listener = stack.enter_context(bound(*web_http))
+        check_reach(listener, web_auth)
+        access, secret, notes = _access(web_auth, web_token_file, web_http[0])
+        if operator is None and web_auth is None:
             operator = login_name()
-        served = page(bus, access, role=role, secret=secret, operator=operator)
+        served = page(bus, access, role=web_role, secret=secret, operator=operator)
         stack.callback(served.close)
         listener.listen(_BACKLOG)
-        server = Server(listener, served, server_settings(auth and auth.partition(":")[2]))
+        server = Server(listener, served, server_settings(web_auth and web_auth.partition(":")[2]))
         url = f"http://{address_text(*server.address)}/"
         with _stopped_by_signals(server):
             if as_json:
-                show_json({"url": url, "role": role, "auth": auth, "pid": os.getpid(), **notes})
+                show_json(
+                    {"url": url, "role": web_role, "auth": web_auth, "pid": os.getpid(), **notes}
+                )
             else:
                 show_lines(
                     [f"the operators' page is at {url}", *(f"{k}: {v}" for k, v in notes.items())]
