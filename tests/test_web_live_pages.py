@@ -1,0 +1,123 @@
+"""The operators' page in a browser while things happen: fleets, outages, several viewers."""
+
+import time
+from pathlib import Path
+
+import pytest
+from eventually import eventually, stays
+from fleet import kill
+from page_processes import page_server
+from proxy import Proxy
+from shop_days import Shop, shop_fleet
+from visits import Visiting
+
+from cmdbus import CommandBus
+
+pytestmark = pytest.mark.long
+
+_HIDE = """hidden => {
+  Object.defineProperty(document, "hidden", {configurable: true, get: () => hidden});
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+#: Seconds in which requests are counted.
+_COUNTED_S = 5.0
+
+
+def test_the_page_says_that_postgresql_is_away_and_goes_on_by_itself(
+    visiting: Visiting, shop: Shop, tmp_path: Path
+) -> None:
+    with (
+        Proxy(shop.dsn) as proxy,
+        page_server(proxy.dsn, tmp_path) as page,
+        visiting(page) as visit,
+        CommandBus(shop.dsn) as bus,
+    ):
+        visit.open("#/commands").sees("Newsletter", "#view")
+        visit.sees("live", "#state")
+        with proxy.away():
+            visit.sees("PostgreSQL is away since", "#state")
+            visit.sees("Newsletter", "#view")
+            bus.send("payments", "SentMeanwhile")
+        visit.sees("live", "#state")
+        visit.open("#/commands?type=SentMeanwhile").sees("PENDING".capitalize(), "#view")
+
+
+def test_a_page_that_is_opened_while_postgresql_is_away_shows_its_view_once_it_is_back(
+    visiting: Visiting, shop: Shop, tmp_path: Path
+) -> None:
+    with (
+        Proxy(shop.dsn) as proxy,
+        page_server(proxy.dsn, tmp_path) as page,
+        visiting(page) as visit,
+    ):
+        with proxy.away():
+            visit.open("#/batches").sees("PostgreSQL is away")
+        visit.sees("November newsletter", "#view")
+        visit.excuse("503")
+
+
+def test_two_viewers_cost_one_set_of_queries_and_a_hidden_tab_none(
+    visiting: Visiting, shop: Shop, tmp_path: Path
+) -> None:
+    requests = []
+
+    def count(data: bytes) -> bytes:
+        requests.append(data)
+        return data
+
+    def counted() -> int:
+        before, end = len(requests), time.monotonic() + _COUNTED_S
+        stays(lambda: time.monotonic() < end, _COUNTED_S * 0.99)
+        return len(requests) - before
+
+    with (
+        Proxy(shop.dsn, count) as proxy,
+        page_server(proxy.dsn, tmp_path) as page,
+        visiting(page) as first,
+        visiting(page) as second,
+    ):
+        first.open("#/overview").sees("payments", "#view")
+        of_one = counted()
+        assert of_one > 0
+        second.open("#/overview").sees("payments", "#view")
+        second.sees("live", "#state")
+        assert counted() <= 1.5 * of_one
+        for visit in (first, second):
+            visit.read(_HIDE, True)
+            visit.sees("paused", "#state")
+        quiet = len(requests)
+        eventually(lambda: counted() == 0, 20.0)
+        assert len(requests) - quiet <= of_one
+        first.read(_HIDE, False)
+        first.sees("live", "#state")
+        assert counted() > 0
+
+
+def test_a_fleet_is_shown_while_it_runs_is_killed_and_comes_back(
+    visiting: Visiting, dsn: str, tmp_path: Path
+) -> None:
+    with (
+        shop_fleet(dsn, tmp_path / "fleet") as fleet,
+        page_server(dsn, tmp_path) as page,
+        visiting(page) as visit,
+        CommandBus(dsn) as bus,
+    ):
+        visit.open("#/fleet").sees("No node has run here", "#view")
+        fleet.start()
+        pids = fleet.wait_until_ready()
+        visit.sees(str(fleet.pid), "#view")
+        for pid in pids.values():
+            visit.sees(str(pid), "#view")
+        bus.send("reports", "Export", {"seconds": 600})
+        visit.sees("Export", "#view")
+        (busy,) = eventually(lambda: fleet.executing("Export"))
+        kill(busy)
+        successors = fleet.await_successors([busy])
+        visit.sees("SIGKILL", "#view")
+        for pid in successors.values():
+            visit.sees(str(pid), "#view")
+        fleet.end()
+        fleet.start()
+        fleet.wait_until_ready()
+        visit.sees(str(fleet.pid), "#view")
+        fleet.end()  # a command that lasts would hold a stop up
