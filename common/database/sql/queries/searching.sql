@@ -5,4 +5,4 @@
 -- server's time.
 SELECT q.*, has_column_privilege('{schema}.command', 'error_message', 'SELECT'),
     clock_timestamp()
-FROM {schema}.read_queues(%(domain)s, %(count)s) q;
+FROM {schema}.read_queues(%(domain)s::text, %(count)s::integer) q;
