@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cli import at_terminal, done, here
 from click.testing import Result
+from queries import move_to_troubleshooting
 
 from cmdbus import CommandBus, SendRequest
 
@@ -63,6 +64,28 @@ def test_commands_are_listed_newest_first(bus: CommandBus, run: Run) -> None:
     ):
         value = json.loads(done(run("list", *arguments, "--json")))
         assert [each["command_id"] for each in value["commands"]] == list(map(str, expected))
+
+
+def test_a_search_goes_on_after_its_cursor(dsn: str, bus: CommandBus, run: Run) -> None:
+    ids = bus.send_many([SendRequest("payments", "Debit", {"name": f"Ann {n}"}) for n in range(3)])
+    move_to_troubleshooting(dsn, "GONE")
+    batch = bus.create_batch("payments", [SendRequest("payments", "Debit")])
+    arguments = ["list", "payments", "--error-code", "GONE", "--limit", "2"]
+    first = json.loads(done(run(*arguments, "--json")))
+    assert first["more"] and "data" not in first["commands"][0]
+    second = json.loads(done(run(*arguments, "--json", "--after", first["next"])))
+    shown = [each["command_id"] for page in (first, second) for each in page["commands"]]
+    assert {*shown} == {*map(str, ids)} and len(shown) == 3
+    text = done(run(*arguments))
+    assert "2 commands shown, and there may be more:\n--after " in text
+    assert done(run(*arguments, "--after", text.split()[-1])).count("GONE") == 1
+    assert done(run("list", "--text", "ann 1")).startswith(str(ids[1]))
+    assert done(run("list", "--text", "nowhere")) == "no command meets these conditions\n"
+    assert done(run("list", "--correlation-id", str(ids[0]))).startswith(str(ids[0]))
+    assert len(done(run("list", "--batch", str(batch))).splitlines()) == 1
+    for wrong, sentence in ((["--offset", "1"], "use --after"), (["--after", "x"], "after must")):
+        result = run(*arguments, *wrong)
+        assert result.exit_code and sentence in result.stderr
 
 
 def test_a_command_is_rescheduled_by_the_one_at_the_keyboard(bus: CommandBus, run: Run) -> None:

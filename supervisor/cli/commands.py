@@ -1,4 +1,4 @@
-"""`cmdbus send`, `get`, `list`, `cancel` and `reschedule`: commands, and what becomes of them."""
+"""`cmdbus send`, `get`, `cancel` and `reschedule`: commands, and what becomes of them."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,18 +15,14 @@ from cmdbus.supervisor.cli.options import (
     audit_options,
     operator_option,
     option,
-    page_options,
     parsed,
-    status_option,
     time_option,
 )
 from cmdbus.supervisor.cli.output import (
     Shown,
     audit_lines,
-    command_rows,
     data_text,
     fact_lines,
-    page,
     timestamp,
     when,
 )
@@ -39,7 +35,7 @@ from cmdbus.supervisor.cli.parameters import (
     span,
     unique_until,
 )
-from cmdbus.supervisor.cli.session import UsageProblem, confirm, one_domain, with_bus
+from cmdbus.supervisor.cli.session import UsageProblem, confirm, with_bus
 from cmdbus.supervisor.cli.values import uuid
 
 if TYPE_CHECKING:
@@ -117,38 +113,6 @@ def get(bus: "CommandBus", domain: str, command_id: str) -> Shown:
     why = None if record.status.terminal else bus.explain(domain, command_id)
     lines = chain(_lines(record, why), audit_lines(audit))
     return {**asdict(record), "why": why, "audit": audit}, lines
-
-
-@click.command(
-    "list",
-    help="""List commands, the last sent first.
-
-    \b
-    Examples:
-      cmdbus list payments --status PENDING --since 2h
-      cmdbus list --type DebitAccount --limit 100 --json | jq -r .commands[].command_id
-    """,
-)
-@click.argument("in_domain", metavar="[DOMAIN]", required=False)
-@option("--domain", metavar="DOMAIN", help="Only of this domain.")
-@option("--type", metavar="TYPE", help="Only of this type.")
-@option("--key", metavar="TEXT", help="Only with this key.")
-@status_option("PENDING")
-@time_option("--since", parse=past, help="Sent since; like 2h: ago.")
-@time_option("--until", parse=past, help="Sent before.")
-@page_options
-@with_bus
-def list_(
-    bus: "CommandBus",
-    in_domain: str | None,
-    domain: str | None,
-    limit: int,
-    offset: int,
-    **conditions: Any,
-) -> Shown:
-    domain = one_domain(in_domain, domain)
-    found = bus.query(domain, limit=limit + 1, offset=offset, **conditions)
-    return page(found, limit, offset, command_rows)
 
 
 @click.command(

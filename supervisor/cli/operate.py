@@ -13,10 +13,11 @@ import click
 from cmdbus.logs import set_up_for_terminal
 from cmdbus.supervisor.cli.batches import batch
 from cmdbus.supervisor.cli.breakers import breaker
-from cmdbus.supervisor.cli.commands import cancel, get, list_, reschedule, send
+from cmdbus.supervisor.cli.commands import cancel, get, reschedule, send
 from cmdbus.supervisor.cli.configuration import WEB_SETTINGS, read
 from cmdbus.supervisor.cli.domains import domain, pause, resume, status
 from cmdbus.supervisor.cli.limits import limit_
+from cmdbus.supervisor.cli.listing import list_
 from cmdbus.supervisor.cli.managed_processes import process
 from cmdbus.supervisor.cli.nodes import nodes
 from cmdbus.supervisor.cli.options import RedactingGroup, database_options, option

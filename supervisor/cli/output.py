@@ -19,10 +19,12 @@ from cmdbus.printable import one_line
 
 if TYPE_CHECKING:
     from cmdbus.producer.breakers import BreakerRecord
+    from cmdbus.producer.found_commands import FoundCommand
     from cmdbus.producer.process_records import ProcessRecord
     from cmdbus.producer.records import CommandRecord
 
-L = TypeVar("L", "CommandRecord", "ProcessRecord")
+L = TypeVar("L", "CommandRecord", "FoundCommand", "ProcessRecord")
+C = TypeVar("C", "CommandRecord", "FoundCommand")
 R = TypeVar("R")
 
 
@@ -106,7 +108,7 @@ def page(
     return {nouns: shown, "more": more}, lines
 
 
-def command_rows(records: "Sequence[CommandRecord]") -> list[str]:
+def command_rows(records: Sequence[C]) -> list[str]:
     return list_rows(records, lambda r: r.command_id, lambda r: r.error_code)
 
 
