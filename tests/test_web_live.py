@@ -11,7 +11,7 @@ from web import ask
 
 from cmdbus import CommandBus
 from cmdbus.errors import DatabaseUnavailableError
-from cmdbus.web import feed_state
+from cmdbus.web import feed_state, live
 from cmdbus.web.feed_state import MAX_CLIENT_PATHS, MAX_CLIENTS, MAX_PATHS
 from cmdbus.web.live import Feed, FeedFullError, Subscription
 from cmdbus.web.query import Query
@@ -19,6 +19,13 @@ from cmdbus.web.wsgi import Application
 
 NOWHERE = "host=/nonexistent"
 NAME = "cmdbus-web-feed"
+
+
+class Hanging:
+    """A value that comes only after an event."""
+
+    def __init__(self, answers: threading.Event) -> None:
+        self.answers = answers
 
 
 class Views:
@@ -31,6 +38,9 @@ class Views:
     def __call__(self, path: str) -> str:
         self.reads.append(path)
         value = self.values[path]
+        if isinstance(value, Hanging):
+            assert value.answers.wait(10)
+            return "0"
         if isinstance(value, Exception):
             raise value
         return json.dumps(value)
@@ -109,6 +119,25 @@ def test_the_feed_survives_failing_views_and_outages(feed_of: Callable[[Views], 
     views.values["a"] = 7
     names = [name for name, _ in events(next(client))]
     assert names == ["back", "view"]
+
+
+def test_a_server_that_hangs_counts_as_away(
+    feed_of: Callable[[Views], Feed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(live, "OVERDUE_SECONDS", 0.05)
+    views, answers = Views(a=1), threading.Event()
+    feed = feed_of(views)
+    client = feed.subscribe(["a"])
+    assert next_event(client)[0] == "view"
+    views.values["a"] = Hanging(answers)
+    while not (found := events(next(client).replace(b":\n\n", b""))):
+        pass
+    assert found[0][0] == "away"
+    answers.set()
+    views.values["a"] = 1
+    while "back" not in [name for name, _ in found]:
+        found = events(next(client).replace(b":\n\n", b""))
 
 
 def test_an_unexpected_error_is_logged_and_not_shown(

@@ -18,6 +18,8 @@ SHARE = 0.1
 FAILED_SECONDS = 5.0
 #: Seconds between two tries while the database is away.
 AWAY_SECONDS = 2.0
+#: Seconds of one reading after which the database counts as away: it does not even refuse.
+OVERDUE_SECONDS = 12.0
 #: Seconds of silence after which a client gets a heartbeat.
 HEARTBEAT_SECONDS = 15.0
 #: Seconds after which a client that does not read is ended.

@@ -21,6 +21,7 @@ from cmdbus.web.feed_state import (
     MAX_CLIENT_PATHS,
     MAX_CLIENTS,
     MAX_PATHS,
+    OVERDUE_SECONDS,
     Event,
     FeedState,
     Outbox,
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 #: Seconds after which a page that polls asks again.
 AGAIN_SECONDS = 2
 _MAX_QUERY = 16_000
+_HANGS = "PostgreSQL does not answer"
 _UNEXPECTED = "this view cannot be read; the log of the page's server says why"
 
 #: Gives the value of a view, by its path and query, as JSON in one line.
@@ -52,6 +54,8 @@ class Feed:
         self._state = FeedState()
         self._clients: dict[Subscription, None] = {}
         self._thread: threading.Thread | None = None
+        #: Since when the thread reads a view; None between two.
+        self._reading_since: float | None = None
         #: One reading at a time, also of clients that poll.
         self._session = threading.Lock()
         self._polled = FeedState()
@@ -99,9 +103,14 @@ class Feed:
             self._state.unwatch(client.paths)
             self._wake.notify()
 
+    def note_overdue(self, now: float) -> None:
+        """Called with the lock held, by clients, as the thread hangs with a server that does."""
+        if self._reading_since is not None and now - self._reading_since > OVERDUE_SECONDS:
+            self._send(self._state.lose(_HANGS, now=now, at=_now()))
+
     def _start(self) -> None:
         """Called with the lock held, which keeps the thread waiting until it has a client."""
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._run, name="cmdbus-web-feed", daemon=True)
             try:
                 thread.start()
@@ -113,6 +122,7 @@ class Feed:
         while (path := self._next()) is not None:
             try:
                 with self._session:
+                    self._reading_since = time.monotonic()
                     self._read(self._state, path)
             except Exception as error:
                 logger.error("the live feed goes on: %s", place_of(error))
@@ -141,6 +151,7 @@ class Feed:
         except Exception as error:
             sentence, is_away = _sentence(path, error)
         with self._lock:
+            self._reading_since = None
             now = time.monotonic()
             if sentence is None:
                 events = state.read(path, text, took=now - began, now=now, at=_now())
@@ -185,7 +196,8 @@ class Subscription(Iterator[bytes]):
 
     def __next__(self) -> bytes:
         with self._changed:
-            self._changed.wait_for(self._has_news, HEARTBEAT_SECONDS)
+            if not self._changed.wait_for(self._has_news, HEARTBEAT_SECONDS):
+                self._feed.note_overdue(time.monotonic())
             if self._ended:
                 raise StopIteration
             return self._outbox.take() or HEARTBEAT

@@ -163,7 +163,7 @@ function domainTable(acts, lineOf) {
     right("oldest_age", "Oldest", 76, ({ oldest_age: seconds }) => h("span", { class: lateness(seconds) && "text-" + lateness(seconds) }, age(seconds))),
     right("rates", "In, out", 76, (row) => two(rate(row.rate_in), rate(row.rate_out))),
     { key: "line", label: "Last hour", width: "minmax(48px, 112px)", narrow: "hide", render: ({ domain }) => lineOf(domain) },
-    { key: "times", label: "p50 · p95 · p99", width: "minmax(96px, 190px)", render: (row) => two(["waited ", times(row.waited)], ["ran ", times(row.ran)]) },
+    { key: "times", label: "Waited, ran: p50 · p95 · p99", width: "minmax(96px, 190px)", render: (row) => two(times(row.waited), times(row.ran)) },
   ];
   if (acts) {
     columns.push({ key: "actions", label: "Actions", width: "minmax(76px, 160px)", render: (row) => h("span", { class: "toolbar" },
