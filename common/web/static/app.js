@@ -64,7 +64,7 @@ function leave() {
 // What was shown stays until the next view has its values, so that nothing jumps.
 async function show(module, { view, parts, params }, same) {
   const mine = turn;
-  const kept = same ? place() : null;
+  const kept = same ? whereabouts() : null;
   leave();
   const controller = new AbortController();
   const root = h("div", { class: "stack pending" });
@@ -78,7 +78,7 @@ async function show(module, { view, parts, params }, same) {
     if (own.isShown || current !== own) return;
     own.isShown = true;
     root.classList.remove("pending");
-    document.getElementById("view").replaceChildren(root);
+    place(root);
     document.getElementById("view-tools").replaceWith(tools);
     rename(own.title);
     if (kept) restore(kept);
@@ -109,6 +109,12 @@ async function show(module, { view, parts, params }, same) {
   }
 }
 
+function place(content) {
+  const view = document.getElementById("view");
+  view.classList.remove("unshown");
+  view.replaceChildren(content);
+}
+
 /** Goes to a hash, or to this view with other parameters: navigate({status: "FAILED", after: null}). */
 function navigate(target, { replace: instead = false } = {}) {
   const hash = typeof target === "string" ? target : changed(target);
@@ -136,7 +142,7 @@ function focusHeading() {
 }
 
 // A view that is shown again with other parameters keeps the place of the reader.
-function place() {
+function whereabouts() {
   const { id, name } = document.activeElement ?? {};
   return { scroll: scrollY, selector: id ? "#" + CSS.escape(id) : name ? `[name="${CSS.escape(name)}"]` : null };
 }
@@ -166,7 +172,7 @@ function fail(error, view) {
     h("p", null, sentence),
     h("p", { class: "muted" }, passing ? "The page tries again by itself." : ADVICE[error.status] ?? ""),
     h("div", { class: "toolbar" }, again, h("a", { href: "#/overview" }, "Overview")));
-  document.getElementById("view").replaceChildren(box);
+  place(box);
   if (!passing) return;
   const mine = turn;
   setTimeout(() => mine === turn && route(), AGAIN);

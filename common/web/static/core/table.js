@@ -5,8 +5,10 @@ import { arrange, h, keysOf, replace, setText } from "./dom.js";
 // Milliseconds that a slice of an update may take before the browser gets its turn.
 const SLICE = 8;
 const FIRST = 120;
-// Pixels: of a character and around a text, of what is drawn, and of a text that has to wrap.
-const [CHARACTER, PADDING, DRAWN, LONG] = [8.4, 24, 142, 340];
+// Pixels: of a character, of a cell's padding, around a label, of what is drawn, of a long text.
+const [CHARACTER, PADDING, AROUND, DRAWN, LONG] = [7.8, 22, 14, 142, 340];
+// Characters after which a text may be shown in part.
+const CUT = 90;
 
 const turn = () => (globalThis.scheduler?.yield ? scheduler.yield() : new Promise((resolve) => setTimeout(resolve)));
 
@@ -41,7 +43,8 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
   function fill(cell, index, row) {
     put(cell, columns[index], row);
     const { length } = cell.textContent;
-    const drawn = cell.firstElementChild && length === 0 ? DRAWN : length * CHARACTER + cell.childElementCount * PADDING;
+    const drawn = cell.firstElementChild && length === 0 ? DRAWN : length * CHARACTER + cell.childElementCount * AROUND;
+    cell.classList.toggle("long", length > CUT);
     widths[index] = Math.max(widths[index], Math.min(drawn + PADDING, LONG));
   }
 
@@ -49,7 +52,7 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
     const longest = Math.max(...widths);
     const flexible = widths.map((width) => width >= longest);
     const next = (selectable ? "36px " : "") + columns.map(({ width }, index) =>
-      width ?? (flexible[index] ? `minmax(120px, ${Math.round(widths[index])}fr)` : `minmax(48px, ${Math.round(widths[index])}px)`)).join(" ");
+      width ?? (flexible[index] ? `minmax(${longest >= LONG ? "24%" : "120px"}, ${Math.round(widths[index])}fr)` : `minmax(48px, ${Math.round(widths[index])}px)`)).join(" ");
     if (next !== template) grid.style.setProperty("--columns", (template = next));
   }
 

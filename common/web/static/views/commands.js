@@ -35,7 +35,7 @@ const COLUMNS = [
   { key: "waited", label: "Waited", align: "right", width: "92px", narrow: "hide", render: (row) => duration(row.waited) },
   { key: "ran", label: "Ran", align: "right", width: "128px", render: ran },
   { key: "attempts", label: "Attempts", align: "right", width: "84px", narrow: "hide", render: (row) => (row.max_attempts ? `${row.attempts} of ${row.max_attempts}` : String(row.attempts)) },
-  { key: "error", label: "Error", width: "minmax(120px, 1fr)", render: (row) => (row.error_code ? [h("span", { class: "mono" }, row.error_code), row.error_message && h("span", { class: "muted" }, " ", row.error_message.slice(0, 160))] : null) },
+  { key: "error", label: "Error", render: (row) => (row.error_code ? [h("span", { class: "mono" }, row.error_code), row.error_message && h("span", { class: "muted" }, " ", row.error_message.slice(0, 160))] : null) },
 ];
 
 function ran(row) {
