@@ -200,18 +200,29 @@ function aboutOf(node) {
 
 /** A process: its health, and its threads as cells. */
 function seatRow([role, seat], context) {
-  const health = h("span", null);
-  const about = h("span", { class: "muted" });
+  const health = tag("", "muted");
+  const own = h("span", null);
+  const since = timeElement(seat.since ?? new Date(0).toISOString());
+  const about = h("span", { class: "muted" }, own, " · started ", since);
   const reasons = h("p", { class: "text-bad", hidden: true });
   const threads = h("div", { class: "slots" });
   const element = h("div", { class: "seat" },
     h("div", { class: "toolbar" }, h("h3", null, role === "worker" ? `worker ${seat.seat}` : role), health, about), reasons, threads);
   element.update = ([, next]) => {
-    replace(health, next.pid ? tag((next.health ?? "unknown").toLowerCase().replace("_", " "), HEALTH[next.health]) : tag("no process", "bad"));
-    replace(about, seatAbout(next));
+    setText(health, next.pid ? (next.health ?? "unknown").toLowerCase().replace("_", " ") : "no process");
+    health.className = `tag tag-${next.pid ? (HEALTH[next.health] ?? "muted") : "bad"}`;
+    about.hidden = !next.pid || !next.since;
+    if (!about.hidden) {
+      setText(own, seatAbout(next));
+      setTime(since, next.since);
+    }
     reasons.hidden = !next.reasons.length;
     setText(reasons, next.reasons.join("; "));
     threads.classList.toggle("small", !next.slots);
+    if (next.slots && threads.phases) {
+      for (const name of ["role", "aria-label"]) threads.removeAttribute(name);
+      threads.phases = null;
+    }
     if (next.slots) keyed(threads, next.slots, (slot) => "s" + slot.slot, (slot) => cell(slot, context), (node, slot) => node.update(slot) ?? node);
     else squares(threads, next.phases);
   };
@@ -220,16 +231,14 @@ function seatRow([role, seat], context) {
 }
 
 function seatAbout(seat) {
-  if (!seat.pid) return "";
   const range = seat.min_threads !== seat.max_threads ? ` (${seat.min_threads} to ${seat.max_threads})` : "";
-  return [
-    [`pid ${seat.pid}`, seat.memory && bytes(seat.memory), seat.threads && plural(seat.threads, "thread") + range,
-      seat.generation > 1 && `process ${seat.generation}`].filter(Boolean).join(" · "),
-    seat.since && [" · started ", timeElement(seat.since)],
-  ];
+  return [`pid ${seat.pid}`, seat.memory && bytes(seat.memory), seat.threads && plural(seat.threads, "thread") + range,
+    seat.generation > 1 && `process ${seat.generation}`].filter(Boolean).join(" · ");
 }
 
 function squares(box, phases) {
+  if (box.phases === phases) return;
+  box.phases = phases;
   const busy = running(phases);
   box.setAttribute("role", "img");
   box.setAttribute("aria-label", `${busy} of ${plural(phases.length, "thread")} run${phases.includes("s") ? ", some are stuck" : ""}`);
