@@ -1,5 +1,8 @@
 """The server of the page on real sockets: keep-alive, bounds, and clients that are slow."""
 
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -263,3 +266,59 @@ def test_a_defect_of_the_application_is_one_line_of_log(caplog: pytest.LogCaptur
         assert client.get()[0] == 500
     [record] = caplog.records
     assert "KeyError in test_web_server.py" in record.message and "secret" not in record.message
+
+
+def test_where_each_connection_is_served_another_client_is_turned_away() -> None:
+    begun: SimpleQueue[None] = SimpleQueue()
+    go_on = threading.Event()
+
+    def slow(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        begun.put(None)
+        go_on.wait(5)
+        return echo(environ, start_response)
+
+    settings = ServerSettings(connections=2)
+    with serving(slow, settings) as server, Client(server) as one, Client(server) as two:
+        for client in (one, two):
+            client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            begun.get(timeout=5)
+        with Client(server) as third:
+            assert third.closed()
+        go_on.set()
+        assert one.response()[0] == two.response()[0] == 200
+
+
+#: Serves with few descriptors, prints the port, and ends with its standard input.
+FEW_DESCRIPTORS = """
+import resource, socket, sys, threading
+from cmdbus.web.http.server import Server
+def application(environ, start_response):
+    start_response("200 OK", [("Content-Length", "2")])
+    return [b"ok"]
+server = Server(socket.create_server(("127.0.0.1", 0), backlog=1024), application)
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+server.start()
+print(server.address[1], flush=True)
+sys.stdin.read()
+server.stop()
+"""
+
+
+@pytest.mark.process
+def test_without_descriptors_the_oldest_clients_give_way() -> None:
+    command = [sys.executable, "-c", FEW_DESCRIPTORS]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        address = "127.0.0.1", int(process.stdout.readline())
+        with ExitStack() as held:
+            for _ in range(100):
+                held.enter_context(socket.create_connection(address, 5))
+            for _ in range(3):
+                with socket.create_connection(address, 5) as quick:
+                    quick.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                    assert quick.makefile("rb").read().endswith(b"\r\n\r\nok")
+        _, stderr = process.communicate(timeout=10)
+        assert process.returncode == 0
+        warnings = [line for line in stderr.splitlines() if b"Too many open files" in line]
+        assert len(warnings) == 1

@@ -24,6 +24,8 @@ _CHUNK_BYTES = 64 * 1024
 _ACCEPTED_AT_ONCE = 32
 #: Seconds without accepting clients when the system has no descriptor for another one.
 _PAUSE_SECONDS = 0.1
+#: Seconds between two warnings about that.
+_WARNED_SECONDS = 60.0
 #: Seconds of one wait, at most: infinity is none that the system takes.
 _MAX_PAUSE = 3600.0
 
@@ -50,7 +52,7 @@ class Server:
         self._woken.setblocking(False)
         self._stop_by: float | None = None
         self._accepts_at = 0.0
-        self._warned = False
+        self._warns_at = 0.0
         self._thread = threading.Thread(target=self.run, name="web-server", daemon=True)
 
     @property
@@ -135,14 +137,14 @@ class Server:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 accepted, address = self._listener.accept()
-                self._warned = False
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:
-                if not self._warned:
-                    logger.warning("no further client can be served: %s", error.strerror)
-                self._warned = True
-                self._close_dispensable()
+                if time.monotonic() > self._warns_at:
+                    logger.warning("clients have to give way: %s", error.strerror)
+                    self._warns_at = time.monotonic() + _WARNED_SECONDS
+                if self._close_dispensable():
+                    continue
                 self._selector.unregister(self._listener)
                 self._accepts_at = time.monotonic() + _PAUSE_SECONDS
                 return
@@ -159,13 +161,14 @@ class Server:
             self._connections[connection] = None
             self._watch(connection, _READ)
 
-    def _close_dispensable(self) -> None:
-        """The oldest of the most dispensable."""
+    def _close_dispensable(self) -> bool:
+        """The oldest of the most dispensable; False if there is none."""
         for state in DISPENSABLE:
             for connection in self._connections:
                 if connection.state is state:
                     self._close(connection)
-                    return
+                    return True
+        return False
 
     def _serve(self, connection: Connection, events: int) -> None:
         try:
