@@ -11,7 +11,7 @@ import pytest
 from eventually import eventually
 from fleet import Fleet, kill
 from handlers import connect, handling, running
-from queries import count, rows, scalar
+from queries import rows, scalar
 from roles import refused, role
 from shown_boards import worker
 
@@ -130,13 +130,13 @@ def test_a_node_that_is_gone_stays_until_one_of_its_name_comes_or_a_day_is_over(
 def test_there_are_at_most_some_hundred_nodes(publishing: Publishing, dsn: str) -> None:
     publishing.connection.execute(
         "INSERT INTO cmdbus.published_node"
-        " SELECT n, 'x', 'y', now() - n * interval '1 s', true, '{}', '{}', '{}'"
-        " FROM generate_series(1, 600) n"
+        " SELECT n, 'x', 'y', now() - n * interval '1 ms', n % 3 = 0, '{}', '{}', '{}'"
+        " FROM generate_series(1, 1200) n"
     )
     publishing.run()
-    assert count(publishing.connection, "published_node") == 501
-    [(oldest,)] = rows(dsn, "SELECT max(node) FROM cmdbus.published_node WHERE name = 'x'")
-    assert oldest == 500
+    found = "SELECT count(*), max(node) FROM cmdbus.published_node WHERE name = 'x' AND {}stopped"
+    assert rows(dsn, found.format("")) == [(100, 300)]
+    assert rows(dsn, found.format("NOT ")) == [(334, 500)]
 
 
 def test_programs_on_asyncio_read_nodes_too(publishing: Publishing, dsn: str) -> None:

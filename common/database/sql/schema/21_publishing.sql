@@ -79,7 +79,8 @@ BEGIN
 END
 $$;
 
--- Removes nodes that are gone for a day and, of more than 500, those that published longest ago.
+-- Removes nodes that are gone for a day, and those that published longest ago of more than 500, or
+-- of more than 100 that are gone.
 CREATE FUNCTION {schema}.retain_nodes() RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -89,9 +90,13 @@ BEGIN
     DELETE FROM {schema}.published_node n
     WHERE n.node IN (
         SELECT x.node
-        FROM (SELECT p.node, p.published_at, row_number() OVER (ORDER BY p.published_at DESC) AS nth
-              FROM {schema}.published_node p) x
-        WHERE x.published_at < clock_timestamp() - interval '1 day' OR x.nth > 500);
+        FROM (SELECT p.node, p.published_at, g.gone,
+                row_number() OVER (ORDER BY p.published_at DESC) AS nth,
+                row_number() OVER (PARTITION BY g.gone ORDER BY p.published_at DESC) AS nth_of_kind
+              FROM {schema}.published_node p,
+                  LATERAL {schema}.is_gone(p.stopped, p.published_at) g (gone)) x
+        WHERE x.published_at < clock_timestamp() - interval '1 day' OR x.nth > 500
+            OR x.gone AND x.nth_of_kind > 100);
     GET DIAGNOSTICS removed = ROW_COUNT;
     DELETE FROM {schema}.fleet_watch w WHERE w.watched_until < clock_timestamp();
     RETURN removed;
