@@ -1,12 +1,14 @@
 """The rings of rollups, in the database."""
 
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
+from databases import Databases
 from handlers import connect
-from queries import CLAIM, move_to_troubleshooting, rows, scalar
+from queries import CLAIM, keeping, move_to_troubleshooting, rows, scalar
 from roles import role
 
 from cmdbus import CommandBus, SendRequest
@@ -16,6 +18,23 @@ from cmdbus.rollups import MAX_DOMAINS, OUTCOMES, WIDTH
 DAY = datetime(2026, 6, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 EXECUTOR = Executor("cmdbus")
+
+
+@pytest.fixture(scope="module")
+def shared(databases: Databases, template: str) -> Iterator[str]:
+    with databases.fresh(template) as name:
+        yield databases.dsn_of(name)
+
+
+@pytest.fixture
+def dsn(shared: str) -> Iterator[str]:
+    """All tests have one database, and find it empty."""
+    with keeping(shared):
+        tables = "rollup rollup_source depth_sample ready scheduled troubleshooting identity"
+        with connect(shared) as connection:
+            for table in tables.split():
+                connection.execute(f"DELETE FROM cmdbus.{table}".encode())
+        yield shared
 
 
 def figures(completed: int) -> list[int]:

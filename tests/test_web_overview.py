@@ -96,18 +96,9 @@ def test_a_history_has_null_where_nothing_is_known(
     assert len(view(bus, "history?span=week")["points"]) == 168
 
 
-@pytest.mark.parametrize(
-    ("path", "error"),
-    [
-        ("history?span=year", BadQuery),
-        ("history?domain=a%00b", BadQuery),
-        ("history?days=3", BadQuery),
-        ("history/else", NotFound),
-        ("overview?x=1", BadQuery),
-    ],
-)
-def test_questions_that_make_no_sense_are_refused(
-    bus: CommandBus, path: str, error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        view(bus, path)
+def test_questions_that_make_no_sense_are_refused(bus: CommandBus) -> None:
+    for path in ("history?span=year", "history?domain=a%00b", "history?days=3", "overview?x=1"):
+        with pytest.raises(BadQuery):
+            view(bus, path)
+    with pytest.raises(NotFound):
+        view(bus, "history/else")
