@@ -34,12 +34,15 @@ class FakeOverview:
         self.domains: list[dict[str, Any]] = []
         self.attention: list[dict[str, Any]] = []
         self.live = 1
+        self.error: Exception | None = None
         self.asked: list[Mapping[str, Any]] = []
         self.performed: list[tuple[str, Any]] = []
         self.lock = threading.Lock()
 
     def read(self, bus: CommandBus, query: Query) -> object:
         names = ("waiting", "limited", "later", "running", "in_trouble", "oldest_age")
+        if self.error is not None:
+            raise self.error
         with self.lock:
             sums = {name: sum(each[name] for each in self.domains) for name in names}
             return {
@@ -173,6 +176,19 @@ def test_domains_are_paused_resumed_and_configured(visiting: Visiting, shown: Fa
         assert shown.performed == [
             *(("pause", "payments"), ("configure", "payments"), ("resume", "mail"))
         ]
+
+
+def test_a_count_that_takes_too_long_is_told_and_tried_again(
+    visiting: Visiting, shown: FakeOverview
+) -> None:
+    with page_of(visiting, shown) as page:
+        shown.error = ValueError("too much to count")
+        page.open("#/overview").sees("too much to count", "[role=status].note")
+        shown.error = None
+        page.sees("mail is paused", "#view")
+        assert not page.find(".note-bad").is_visible()
+        # Of a request that the page makes where its stream is slow to begin.
+        page.complaints[:] = [text for text in page.complaints if "400" not in text]
 
 
 def test_a_new_schema_says_what_to_do_first(visiting: Visiting) -> None:

@@ -30,11 +30,12 @@ export async function show(root, { params, session, navigate, keys }) {
   const domains = domainTable(session.acts, lineOf);
   const charts = historyPanel(params, navigate);
   const hidden = h("p", { class: "muted" });
+  const problem = h("p", { class: "note note-bad", role: "status", hidden: true });
   const none = h("div", { hidden: true });
   const whole = h("div", { class: "stack", hidden: true }, sums.element,
     panel(null, h("div", { class: "toolbar" }, h("h2", null, "Domains"), h("label", { class: "push muted" }, "Show those with ", field)), domains.element, hidden),
     charts.element);
-  replace(root, attention.element, none, whole);
+  replace(root, problem, attention.element, none, whole);
 
   function lineOf(domain) {
     if (!lines.has(domain)) {
@@ -69,8 +70,13 @@ export async function show(root, { params, session, navigate, keys }) {
   }
   const stops = [
     watch("overview", (found) => {
+      problem.hidden = true;
       value = found;
       render();
+    }, (state, { error }) => {
+      if (state !== "failed") return;
+      problem.hidden = false;
+      setText(problem, error.message ?? error);
     }),
     watch("history/minutes", (found) => {
       minutes = found;

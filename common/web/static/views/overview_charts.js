@@ -1,13 +1,15 @@
 // Charts of the last hour, day and week, of one domain or of all together.
 
 import { lineChart } from "../core/charts.js";
-import { h, replace } from "../core/dom.js";
+import { h, replace, setText } from "../core/dom.js";
 import { count, duration, rate } from "../core/format.js";
 import { watch } from "../core/live.js";
 import { choice } from "../core/parts.js";
 import { apiPath } from "../core/router.js";
 
 const SPANS = [["hour", "Hour"], ["day", "24 hours"], ["week", "7 days"]];
+
+const NOTE = "A fleet writes them once a minute. Gaps are times in which none ran.";
 
 /** The panel; `params` hold `domain` and `span`, as the hash does. */
 export function historyPanel(params, navigate) {
@@ -25,7 +27,7 @@ export function historyPanel(params, navigate) {
     waited: lineChart([], { label: "How long commands waited", format: bounded }),
     ran: lineChart([], { label: "How long commands ran", format: bounded }),
   };
-  const note = h("p", { class: "muted" }, "A fleet writes them once a minute. Gaps are times in which none ran.");
+  const note = h("p", { class: "muted" });
   const element = h("section", { class: "card", "aria-labelledby": "history" },
     h("div", { class: "toolbar" }, h("h2", { id: "history" }, "History"), h("span", { class: "filters push" }, h("label", null, "Domain", select)), choices),
     h("div", { class: "split" }, Object.values(charts)), note);
@@ -70,8 +72,9 @@ export function historyPanel(params, navigate) {
       stop?.();
       stop = watch(apiPath("history", { domain: shown.domain, span: shown.span }), (found) => {
         value = found;
+        setText(note, NOTE);
         draw();
-      });
+      }, (state, { error }) => state === "failed" && setText(note, error.message ?? error));
     } else draw();
   }
 
