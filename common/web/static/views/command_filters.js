@@ -21,7 +21,8 @@ export const filtersOf = (params) => Object.fromEntries(NAMES.filter((name) => p
 export function queryOf(params) {
   const { age, since, ...query } = filtersOf(params);
   const seconds = AGES[age];
-  return { ...query, since: seconds ? new Date(Date.now() - 1000 * seconds).toISOString() : since, after: params.after };
+  const from = seconds ? new Date(Date.now() - 1000 * seconds).toISOString() : since;
+  return { ...query, since: from, after: params.after, limit: params.rows };
 }
 
 const local = (iso) => {

@@ -12,6 +12,8 @@ import { filterBar, filtersOf, queryOf } from "./command_filters.js";
 
 const IN_TROUBLE = "IN_TROUBLESHOOTING_QUEUE";
 const ROUNDS = 500;
+// So many can be selected for an action.
+const SIZES = ["100", "300", "1000"];
 const FIRST_COMMAND = `from cmdbus import CommandBus
 
 with CommandBus("postgresql:///mydb") as bus:
@@ -28,14 +30,14 @@ const keyOf = (row) => `${row.domain} ${row.command_id}`;
 const target = (rows) => ({ target: { commands: rows.map((row) => [row.domain, row.command_id]) } });
 
 const COLUMNS = [
-  { key: "type", label: "Command", narrow: "title", render: (row) => [h("span", { class: "muted" }, name(row.domain), " / "), name(row.type)] },
-  { key: "command_id", label: "Id", render: (row) => commandLink(row.domain, row.command_id) },
+  { key: "type", label: "Command", narrow: "title", width: "minmax(140px, 1fr)", render: (row) => [h("span", { class: "muted" }, name(row.domain), " / "), name(row.type)] },
+  { key: "command_id", label: "Id", width: "108px", render: (row) => commandLink(row.domain, row.command_id) },
   { key: "status", label: "Status", width: "112px", render: (row) => (row.gone ? tag("moved on", "muted", "It does not meet the filters any more.") : statusTag(row.status)) },
   { key: "created_at", label: "Sent", width: "100px", render: (row) => timeElement(row.created_at) },
   { key: "waited", label: "Waited", align: "right", width: "92px", narrow: "hide", render: (row) => duration(row.waited) },
   { key: "ran", label: "Ran", align: "right", width: "128px", render: ran },
   { key: "attempts", label: "Attempts", align: "right", width: "84px", narrow: "hide", render: (row) => (row.max_attempts ? `${row.attempts} of ${row.max_attempts}` : String(row.attempts)) },
-  { key: "error", label: "Error", render: (row) => (row.error_code ? [h("span", { class: "mono" }, row.error_code), row.error_message && h("span", { class: "muted" }, " ", row.error_message.slice(0, 160))] : null) },
+  { key: "error", label: "Error", width: "minmax(24%, 2fr)", render: (row) => (row.error_code ? [h("span", { class: "mono" }, row.error_code), row.error_message && h("span", { class: "muted" }, " ", row.error_message.slice(0, 160))] : null) },
 ];
 
 function ran(row) {
@@ -54,6 +56,8 @@ export async function show(root, { params, session, navigate, signal, keys }) {
   const nothing = h("div");
   const stopped = h("div", { class: "toolbar note note-info", role: "status", hidden: true });
   const pager = h("nav", { class: "toolbar", "aria-label": "Pages" });
+  const rows = h("select", { "aria-label": "Commands on a page", on: { change: () => navigate({ rows: rows.value === SIZES[0] ? null : rows.value }) } },
+    SIZES.map((size) => h("option", { value: size }, `${size} on a page`)));
   const list = table({ columns: COLUMNS, keyOf, label: "Commands", selectable: session.acts, onSelect: drawTools, empty: nothing, link: (row) => link(["command", row.domain, row.command_id]), rowClass: (row) => row.gone && "muted" });
   tools.append(said, buttons, news);
   root.append(filters.element, session.reads_data ? "" : restrictedNote(), problem, tools, list.element, stopped, pager);
@@ -74,6 +78,7 @@ export async function show(root, { params, session, navigate, signal, keys }) {
     given = next;
     query = queryOf(given);
     filters.fill(given);
+    rows.value = SIZES.includes(given.rows) ? given.rows : SIZES[0];
     searching?.abort();
     stopWatching();
     fresh = true;
@@ -151,7 +156,8 @@ export async function show(root, { params, session, navigate, signal, keys }) {
       given.after && way("First page", null),
       given.after && back && way("Newer", back),
       value.next && way("Older", value.next),
-      h("span", { class: "muted" }, value.commands.length ? plural(value.commands.length, "command") + (value.next ? " on this page" : "") : ""));
+      h("span", { class: "muted" }, value.commands.length ? plural(value.commands.length, "command") + (value.next ? " on this page" : "") : ""),
+      (value.next || given.rows) && h("span", { class: "push" }, rows));
   }
 
   function tellStop(value, action) {
@@ -183,13 +189,13 @@ export async function show(root, { params, session, navigate, signal, keys }) {
   const act = (action, body) => confirmAction(action, body, { onDone: () => list.clear() });
 
   function drawTools() {
-    const rows = list.selected();
+    const selected = list.selected();
     if (!session.acts) {
       setText(said, "");
       return;
     }
-    setText(said, rows.length ? `${count(rows.length)} selected` : "");
-    replace(buttons, rows.length ? chosen(rows) : matching());
+    setText(said, selected.length ? `${count(selected.length)} selected` : "");
+    replace(buttons, selected.length ? chosen(selected) : matching());
   }
 
   function chosen(rows) {
@@ -228,8 +234,8 @@ export async function show(root, { params, session, navigate, signal, keys }) {
   }
 
   function retry() {
-    const rows = list.selected().length ? list.selected() : [list.focused()].filter(Boolean);
-    const trouble = rows.filter((row) => row.status === IN_TROUBLE);
+    const wanted = list.selected().length ? list.selected() : [list.focused()].filter(Boolean);
+    const trouble = wanted.filter((row) => row.status === IN_TROUBLE);
     if (!session.acts || trouble.length === 0) return false;
     act("retry", target(trouble));
   }
