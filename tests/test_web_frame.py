@@ -89,6 +89,26 @@ def test_other_parameters_keep_the_place_of_the_reader(page: Visit) -> None:
     page.find("input[name=domain]:focus").wait_for()
 
 
+def test_views_that_were_left_keep_nothing(page: Visit) -> None:
+    page.open("#/seen").sees("first", "#value")
+    counted = page.tab.context.new_cdp_session(page.tab)
+
+    def go_round(times: int) -> dict[str, int]:
+        for _ in range(times):
+            page.read("location.hash = '#/plain'")
+            page.sees("a tool", "#view-tools")
+            page.read("location.hash = '#/seen'")
+            page.sees("first", "#value")
+        counted.send("HeapProfiler.collectGarbage")
+        found: dict[str, int] = counted.send("Memory.getDOMCounters")
+        return found
+
+    before = go_round(5)
+    after = go_round(25)
+    assert after["nodes"] < before["nodes"] + 50, (before, after)
+    assert after["jsEventListeners"] < before["jsEventListeners"] + 10, (before, after)
+
+
 @pytest.mark.parametrize("view", ["nowhere", "..%2Fcore%2Fdom", "a<b>c", "__proto__"])
 def test_an_unknown_view_is_said(page: Visit, view: str) -> None:
     page.open(f"#/{view}").sees("Not shown", "h2")

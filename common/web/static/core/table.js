@@ -5,8 +5,9 @@ import { arrange, h, keysOf, replace, setText } from "./dom.js";
 // Milliseconds that a slice of an update may take before the browser gets its turn.
 const SLICE = 8;
 const FIRST = 120;
-// Pixels: of a character, of a cell's padding, around a label, of what is drawn, of a long text.
-const [CHARACTER, PADDING, AROUND, DRAWN, LONG] = [7.8, 22, 14, 142, 340];
+// Pixels: of the narrowest table that is not cards, of a character, of a cell's padding, around a
+// label, of what is drawn, of a long text.
+const [NARROW, CHARACTER, PADDING, AROUND, DRAWN, LONG] = [680, 7.8, 22, 14, 142, 340];
 // Characters after which a text may be shown in part.
 const CUT = 90;
 
@@ -43,16 +44,17 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
   function fill(cell, index, row) {
     put(cell, columns[index], row);
     const { length } = cell.textContent;
-    const drawn = cell.firstElementChild && length === 0 ? DRAWN : length * CHARACTER + cell.childElementCount * AROUND;
+    const drawn = cell.querySelector("svg") ? DRAWN : length * CHARACTER + cell.childElementCount * AROUND;
     cell.classList.toggle("long", length > CUT);
     widths[index] = Math.max(widths[index], Math.min(drawn + PADDING, LONG));
   }
 
   function widen() {
     const longest = Math.max(...widths);
-    const flexible = widths.map((width) => width >= longest);
-    const next = (selectable ? "36px " : "") + columns.map(({ width }, index) =>
-      width ?? (flexible[index] ? `minmax(${longest >= LONG ? "24%" : "120px"}, ${Math.round(widths[index])}fr)` : `minmax(48px, ${Math.round(widths[index])}px)`)).join(" ");
+    const next = (selectable ? "36px " : "") + columns.map(({ width }, index) => {
+      const wanted = Math.round(widths[index]);
+      return width ?? (wanted < longest ? `minmax(${Math.min(wanted, Math.round(NARROW / columns.length))}px, ${wanted}px)` : `minmax(${wanted < LONG ? "120px" : "24%"}, 1fr)`);
+    }).join(" ");
     if (next !== template) grid.style.setProperty("--columns", (template = next));
   }
 
