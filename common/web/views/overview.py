@@ -13,6 +13,7 @@ from cmdbus.errors import MissingRightError
 from cmdbus.producer.breakers import BreakerRecord
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.history import HistoryPoint
+from cmdbus.producer.node_records import NodeRecord
 from cmdbus.producer.records import AuditEvent, DomainRecord, Waiting
 from cmdbus.producer.schedules import ScheduleRecord
 from cmdbus.rollups import Times
@@ -31,8 +32,12 @@ _LAST_MINUTES = timedelta(minutes=3)
 
 @dataclass(slots=True)
 class _Slow:
-    """What changes rarely."""
+    """What changes rarely, or is much to read."""
 
+    #: The monotonic time after which it is read again.
+    until: float
+    restricted: bool
+    nodes: Sequence[NodeRecord]
     breakers: Sequence[BreakerRecord]
     schedules: Sequence[ScheduleRecord]
     minutes: dict[str, list[HistoryPoint]]
@@ -46,7 +51,6 @@ class _Kept:
     lock: threading.Lock = field(default_factory=threading.Lock)
     rates: LiveRates = field(default_factory=LiveRates)
     slow: _Slow | None = None
-    slow_at: float = 0.0
 
 
 _kept: WeakKeyDictionary[CommandBus, _Kept] = WeakKeyDictionary()
@@ -57,14 +61,12 @@ def read(bus: CommandBus, query: Query) -> object:
     watch_fleet(bus)
     kept = _kept.setdefault(bus, _Kept())
     records = bus.domains()
-    nodes = bus.fleet()
     counters = bus.fleet_counters()
-    restricted = not bus.rights().reads_data
     now = time.monotonic()
+    slow = kept.slow
+    if slow is None or now > slow.until:
+        slow = kept.slow = _read_slow(bus, records)
     with kept.lock:
-        if kept.slow is None or now > kept.slow_at + _KEPT_SECONDS:
-            kept.slow, kept.slow_at = _read_slow(bus, records, restricted), now
-        slow = kept.slow
         kept.rates.observe(counters, {each.domain: _unfinished(each.all) for each in records}, now)
         names = {each.domain for each in records} | (slow.minutes.keys() - {""})
         present = datetime.now(UTC)
@@ -74,7 +76,7 @@ def read(bus: CommandBus, query: Query) -> object:
     seen = Observed(
         now=present,
         domains=records,
-        nodes=nodes,
+        nodes=slow.nodes,
         breakers=slow.breakers,
         schedules=slow.schedules,
         minutes=slow.minutes,
@@ -90,18 +92,22 @@ def read(bus: CommandBus, query: Query) -> object:
         "attention": entries[:MAX_ENTRIES],
         "more": max(0, len(entries) - MAX_ENTRIES),
         "nodes": {
-            "live": sum(not each.gone for each in nodes),
-            "gone": sum(each.gone for each in nodes),
+            "live": sum(not each.gone for each in slow.nodes),
+            "gone": sum(each.gone for each in slow.nodes),
         },
         "live": kept.rates.is_known,
-        "restricted": restricted,
+        "restricted": slow.restricted,
     }
 
 
-def _read_slow(bus: CommandBus, records: Sequence[DomainRecord], restricted: bool) -> _Slow:
+def _read_slow(bus: CommandBus, records: Sequence[DomainRecord]) -> _Slow:
+    restricted = not bus.rights().reads_data
     paused = [each.domain for each in records if each.paused]
     pauses = {} if restricted else {name: _pause(bus, name) for name in paused[:10]}
     return _Slow(
+        until=time.monotonic() + _KEPT_SECONDS,
+        restricted=restricted,
+        nodes=bus.fleet(),
         breakers=bus.breakers.list(),
         schedules=bus.schedules.list(),
         minutes=bus.recent_minutes(),
