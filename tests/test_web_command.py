@@ -67,10 +67,12 @@ def test_it_serves_the_page_and_stops_at_a_signal(dsn: str, bus: CommandBus) -> 
 
 @pytest.mark.process
 def test_it_starts_while_the_database_is_away_and_says_so() -> None:
-    with page("--dsn", "host=127.0.0.1 port=1") as (process, url):
+    options = ("--dsn", "host=127.0.0.1 port=1", "--json", "--operator", "ann")
+    with page(*options) as (process, url):
         assert process.stderr is not None
         assert "the page shows nothing yet: cannot connect" in process.stderr.readline()
-        assert "cannot connect" in httpx.get(f"{url}api/session", trust_env=False).json()["away"]
+        session = httpx.get(f"{url}api/session", trust_env=False).json()
+        assert "cannot connect" in session["away"] and session["operator"] == "ann"
         assert httpx.get(url, trust_env=False).status_code == 200
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
@@ -89,13 +91,6 @@ def test_a_port_that_is_taken_is_one_sentence(dsn: str) -> None:
 def test_wrong_options_are_usage_errors(dsn: str) -> None:
     for options in (["--http", "x"], ["--role", "root"], ["--operator", " "]):
         assert here("web", "--dsn", dsn, *LISTEN, *options).exit_code == 2
-
-
-@pytest.mark.process
-def test_it_prints_json_for_programs() -> None:
-    with page("--dsn", "host=/nonexistent", "--json", "--operator", "ann") as (process, url):
-        assert httpx.get(f"{url}api/session", trust_env=False).json()["operator"] == "ann"
-        process.terminate()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])

@@ -15,7 +15,7 @@ from web_server import Client, serving
 
 from cmdbus.web.http.settings import ServerSettings
 
-QUICK = ServerSettings(head_seconds=0.3, body_seconds=0.3, idle_seconds=0.3, linger_seconds=0.3)
+QUICK = ServerSettings(head_seconds=0.2, body_seconds=0.2, idle_seconds=0.2, linger_seconds=0.2)
 
 
 def echo(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -167,7 +167,7 @@ def test_clients_that_read_nothing_hold_no_thread() -> None:
         start_response("200 OK", [("Content-Length", str(len(body)))])
         return [body]
 
-    settings = ServerSettings(threads=1, send_seconds=0.5)
+    settings = ServerSettings(threads=1, send_seconds=0.3)
     with serving(large, settings) as server, ExitStack() as held:
         for _ in range(20):
             deaf = held.enter_context(Client(server, receives=4096))

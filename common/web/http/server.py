@@ -5,8 +5,9 @@ import selectors
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 
 from cmdbus.clock import time
@@ -110,12 +111,13 @@ class Server:
                 with suppress(BlockingIOError):
                     self._woken.recv(4096)
             elif key.data in self._connections:
-                self._serve(key.data, events)
+                self._safely(self._send if events & _WRITE else self._receive, key.data)
         while self._answers:
-            self._take(*self._answers.popleft())
+            connection, made = self._answers.popleft()
+            self._safely(partial(self._take, made), connection)
         now = time.monotonic()
         for connection in [each for each in self._connections if each.deadline <= now]:
-            self._expire(connection)
+            self._safely(self._expire, connection)
         if 0.0 < self._accepts_at <= now:
             self._accepts_at = 0.0
             self._selector.register(self._listener, _READ)
@@ -170,16 +172,14 @@ class Server:
                     return True
         return False
 
-    def _serve(self, connection: Connection, events: int) -> None:
+    def _safely(self, step: Callable[[Connection], object], connection: Connection) -> None:
+        """A defect ends one connection, and not the server."""
         try:
-            if events & _WRITE:
-                self._send(connection)
-            else:
-                self._receive(connection)
+            step(connection)
         except OSError:
             self._close(connection)
         except Exception as error:
-            logger.error("a request could not be read: %s", place_of(error))
+            logger.error("a client could not be served: %s", place_of(error))
             self._close(connection)
 
     def _receive(self, connection: Connection) -> None:
@@ -251,7 +251,7 @@ class Server:
         except RuntimeError:
             self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE, "no thread can be started")
 
-    def _take(self, connection: Connection, made: Answer | None) -> None:
+    def _take(self, made: Answer | None, connection: Connection) -> None:
         """What a thread has made; None: its stream has ended."""
         if made is None or connection not in self._connections:
             self._close(connection)
@@ -289,18 +289,12 @@ class Server:
     def _refuse(self, connection: Connection, status: HTTPStatus, sentence: str) -> None:
         connection.received.clear()
         connection.head, connection.keeps = None, False
-        try:
-            self._begin_to_send(connection, plain_response(status, sentence))
-        except OSError:
-            self._close(connection)
+        self._begin_to_send(connection, plain_response(status, sentence))
 
     def _begin_to_send(self, connection: Connection, content: bytes) -> None:
         connection.sending = memoryview(content)
         connection.enter(State.SENDING, time.monotonic() + self._settings.send_seconds)
-        try:
-            self._send(connection)
-        except OSError:
-            self._close(connection)
+        self._send(connection)
 
     def _send(self, connection: Connection) -> None:
         with suppress(BlockingIOError):
