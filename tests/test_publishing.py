@@ -100,6 +100,18 @@ def test_a_watch_is_announced_once_and_lasts_for_a_minute_at_most(
         assert len(list(listener.notifies(timeout=0))) == 1
 
 
+def test_a_watch_in_an_open_transaction_holds_up_no_node(publishing: Publishing, dsn: str) -> None:
+    publishing.connection.execute("SET lock_timeout = 1000")
+    watch = "SELECT cmdbus.watch_fleet(5)"
+    with psycopg.connect(dsn) as watching:
+        watching.execute(watch)
+        watching.execute("UPDATE cmdbus.fleet_watch SET watched_until = now()")
+        watching.commit()
+        watching.execute(watch)
+        assert publishing.run() == EVERY_SECONDS, "its first publication removes old watches"
+        assert scalar(publishing.connection, "SELECT cmdbus.retain_nodes()") == 0
+
+
 def test_a_node_that_is_gone_stays_until_one_of_its_name_comes_or_a_day_is_over(
     publishing: Publishing, bus: CommandBus
 ) -> None:

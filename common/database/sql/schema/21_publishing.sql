@@ -98,7 +98,12 @@ BEGIN
         WHERE x.published_at < clock_timestamp() - interval '1 day' OR x.nth > 500
             OR x.gone AND x.nth_of_kind > 100);
     GET DIAGNOSTICS removed = ROW_COUNT;
-    DELETE FROM {schema}.fleet_watch w WHERE w.watched_until < clock_timestamp();
+    -- Waits for no transaction of those who watch: a monitor must not hold up a steward.
+    DELETE FROM {schema}.fleet_watch w
+    WHERE w.role IN (
+        SELECT x.role FROM {schema}.fleet_watch x
+        WHERE x.watched_until < clock_timestamp()
+        FOR UPDATE SKIP LOCKED);
     RETURN removed;
 END
 $$;
