@@ -40,6 +40,8 @@ def test_many_tasks_send_at_once(make: Make, dsn: str) -> None:
         async with make(dsn) as bus:
             sent = await asyncio.gather(*(bus.send("payments", "Debit", n) for n in range(50)))
             found = await bus.query("payments", limit=100)
+            page = await bus.search("payments", limit=1000)
+            assert {each.command_id for each in page.commands} == {*sent}
             assert {each.command_id: each.data for each in found} == {
                 id_: number for number, id_ in enumerate(sent)
             }

@@ -63,7 +63,7 @@ def commands(dsn: str, bus: CommandBus, connection: psycopg.Connection) -> dict[
     return ids
 
 
-def test_all_commands_are_found_the_last_sent_first(
+def test_all_commands_and_their_types_are_found_the_last_sent_first(
     bus: CommandBus, commands: dict[str, UUID]
 ) -> None:
     newest_first = [*commands.values()][::-1]
@@ -76,6 +76,12 @@ def test_all_commands_are_found_the_last_sent_first(
         for name in each.__slots__:
             assert getattr(each, name) == getattr(record, name), name
     assert (page.next, page.stopped, page.restricted) == (None, None, False)
+    bus.configure("idle", max_depth=1)
+    assert bus.known_types() == {
+        "idle": [],
+        "old": ["Credit", "Debit"],
+        "payments": ["Credit", "Debit"],
+    }
 
 
 #: The commands that meet these conditions.
@@ -106,9 +112,6 @@ def test_commands_are_found_by_each_condition(bus: CommandBus, commands: dict[st
     names = {id_: name for name, id_ in commands.items()}
     for conditions, expected in EXPECTED:
         assert " ".join(names[id_] for id_ in found(bus, **conditions)) == expected, conditions
-
-
-def test_commands_are_found_by_their_times(bus: CommandBus, commands: dict[str, UUID]) -> None:
     times = [each.created_at for each in bus.search().commands]
     for since in times:
         assert len(found(bus, since=since)) == times.index(since) + 1
@@ -290,15 +293,6 @@ def test_a_cursor_belongs_to_its_conditions(bus: CommandBus, commands: dict[str,
 def test_wrong_conditions_are_refused(conditions: dict[str, Any], sentence: str) -> None:
     with CommandBus(NOWHERE) as bus, pytest.raises(ValueError, match=sentence):
         bus.search(**conditions)
-
-
-def test_domains_and_types_are_known(bus: CommandBus, commands: dict[str, UUID]) -> None:
-    bus.configure("idle", max_depth=1)
-    assert bus.known_types() == {
-        "idle": [],
-        "old": ["Credit", "Debit"],
-        "payments": ["Credit", "Debit"],
-    }
 
 
 def test_times_beyond_pythons_break_no_page(

@@ -59,22 +59,21 @@ def test_commands_are_shown_by_each_condition(bus: CommandBus, commands: dict[st
     }
 
 
-@pytest.mark.parametrize(
-    ("query", "status", "sentence"),
-    [
-        ("?status=DONE", 400, "status must be one of PENDING, "),
-        ("?id=7", 400, "id must be"),
-        ("?after=7", 400, "after must be the `next` of a search"),
-        ("?limit=1001", 400, "limit must be"),
-        ("?nothing=1", 400, "nothing"),
-        ("/x", 404, "commands are found by conditions"),
-    ],
-)
-def test_wrong_conditions_are_refused_in_a_sentence(
-    bus: CommandBus, query: str, status: int, sentence: str
-) -> None:
-    reply = ask(application(bus), f"/api/commands{query}")
-    assert (reply.status, sentence in reply.json["error"]) == (status, True)
+#: With the status of the answer, and what it says.
+WRONG = [
+    ("?status=DONE", 400, "status must be one of PENDING, "),
+    ("?id=7", 400, "id must be"),
+    ("?after=7", 400, "after must be the `next` of a search"),
+    ("?limit=1001", 400, "limit must be"),
+    ("?nothing=1", 400, "nothing"),
+    ("/x", 404, "commands are found by conditions"),
+]
+
+
+def test_wrong_conditions_are_refused_in_a_sentence(bus: CommandBus) -> None:
+    for query, status, sentence in WRONG:
+        reply = ask(application(bus), f"/api/commands{query}")
+        assert (reply.status, sentence in reply.json["error"]) == (status, True), query
 
 
 def test_a_search_that_stops_says_so(bus: CommandBus) -> None:
@@ -174,23 +173,21 @@ def test_many_commands_are_rescheduled(dsn: str, bus: CommandBus) -> None:
         preview(bus, "reschedule", **named(ids[0]))
 
 
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ({}, "nothing is to be changed"),
-        ({"now": True, "run_at": "2030-01-01T00:00:00Z"}, "choose either a time or"),
-        ({"run_at": "tomorrow"}, "run_at must be a time with its offset"),
-        ({"priority": "urgent"}, "priority must be"),
-        ({"priority": 11}, "priority must be"),
-        ({"unknown": 1}, "values has no 'unknown'"),
-    ],
-)
-def test_wrong_values_change_nothing(
-    bus: CommandBus, values: dict[str, Any], sentence: str
-) -> None:
+WRONG_VALUES: list[tuple[dict[str, Any], str]] = [
+    ({}, "nothing is to be changed"),
+    ({"now": True, "run_at": "2030-01-01T00:00:00Z"}, "choose either a time or"),
+    ({"run_at": "tomorrow"}, "run_at must be a time with its offset"),
+    ({"priority": "urgent"}, "priority must be"),
+    ({"priority": 11}, "priority must be"),
+    ({"unknown": 1}, "values has no 'unknown'"),
+]
+
+
+def test_wrong_values_change_nothing(bus: CommandBus) -> None:
     id_ = bus.send("payments", "Debit")
-    with pytest.raises(ValueError, match=sentence):
-        act(bus, "reschedule", **named(id_), values=values)
+    for values, sentence in WRONG_VALUES:
+        with pytest.raises(ValueError, match=sentence):
+            act(bus, "reschedule", **named(id_), values=values)
     assert len(bus.audit("payments", id_)) == 1
 
 
