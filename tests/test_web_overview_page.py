@@ -197,6 +197,7 @@ def test_a_new_schema_says_what_to_do_first(visiting: Visiting) -> None:
     with page_of(visiting, fake) as page:
         page.open("#/overview").sees("bus.send(", "#view")
         page.sees("cmdbus-supervise", "#view")
+        assert not page.find("h2", "Needs attention").is_visible()
         with fake.lock:
             fake.domains = [domain("mail", waiting=1)]
         page.sees("mail", "tbody")

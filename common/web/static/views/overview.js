@@ -51,6 +51,7 @@ export async function show(root, { params, session, navigate, keys }) {
     const state = fresh ? `fresh ${value.nodes.live > 0}` : "";
     none.hidden = !fresh;
     whole.hidden = fresh;
+    attention.element.hidden = fresh && !value.attention.length;
     if (fresh && none.dataset.state !== state) replace(none, firstSteps(value.nodes.live > 0));
     none.dataset.state = state;
     attention.update(value);
