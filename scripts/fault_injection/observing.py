@@ -134,7 +134,13 @@ class Observer:
                 self.strays[key] = Stray(pid=pid, what=what, seconds=now - since)
 
     def count(self) -> None:
-        with self._rig.connect() as connection, connection.transaction():
+        """Also lets nodes publish often, as an operator does who watches them."""
+        with self._rig.connect() as connection:
+            connection.execute("SELECT cmdbus.watch_fleet(10)")
+            self._count(connection)
+
+    def _count(self, connection: psycopg.Connection) -> None:
+        with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             connection.execute("SET LOCAL lock_timeout = '1s'")
             commands, rows, sessions = connection.execute(_COUNT).fetchall()[0]
