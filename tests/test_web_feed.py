@@ -43,14 +43,14 @@ def test_cheap_views_are_read_each_second() -> None:
 
 
 @pytest.mark.parametrize("costs", [[0.4], [0.002, 0.5], [0.001, 0.2, 10.0], [0.03] * 64])
-def test_all_views_together_take_a_tenth_of_a_session(costs: list[float]) -> None:
+def test_all_views_together_take_a_small_share_of_a_session(costs: list[float]) -> None:
     assert sum(cost / (cost + pause(cost, costs)) for cost in costs) <= SHARE
 
 
 def test_an_expensive_view_leaves_a_cheap_one_fresh() -> None:
     costs = [0.002, 1.0]
     assert pause(0.002, costs) < SECONDS
-    assert 10 < pause(1.0, costs) < 11
+    assert 20 < pause(1.0, costs) < 22
 
 
 def test_only_changes_are_sent() -> None:
