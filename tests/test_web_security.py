@@ -146,12 +146,14 @@ def test_the_cookie_is_for_this_page_alone() -> None:
         assert secure.endswith("; SameSite=Strict; Secure")
 
 
-def test_a_ticket_is_not_renewed_before_half_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ticket_is_renewed_when_the_page_is_loaded_an_hour_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     application = page()
     cookie = cookie_of(ask(application, "/api/session"))
     assert "Set-Cookie" not in ask(application, "/api/session", headers=cookie).headers
     now = tickets._seconds()
-    monkeypatch.setattr(tickets, "_seconds", lambda: now + LIFETIME * 2 // 3)
+    monkeypatch.setattr(tickets, "_seconds", lambda: now + 3601)
     assert "Set-Cookie" in ask(application, "/api/session", headers=cookie).headers
 
 
@@ -310,6 +312,26 @@ def test_a_token_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> N
     assert token not in str(caught.value)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of root's")
+def test_the_system_may_give_a_token_to_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kubernetes mounts a secret: by a link, for a group."""
+    file, link = tmp_path / "token", tmp_path / "link"
+    token, _ = read_or_make(file)
+    link.symlink_to(file)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    file.chmod(0o440)
+    assert read_or_make(link) == (token, False)
+    file.chmod(0o444)
+    with pytest.raises(TokenFileError, match="other users may read"):
+        read_or_make(link)
+    os.chown(file, 1001, -1)
+    file.chmod(0o400)
+    with pytest.raises(TokenFileError, match="another user"):
+        read_or_make(link)
+
+
 def test_a_token_file_that_is_none_is_refused(tmp_path: Path) -> None:
     for name, text in (("empty", ""), ("short", "x" * 31), ("two", f"{'x' * 40}\n{'y' * 40}")):
         file = tmp_path / name
@@ -317,10 +339,8 @@ def test_a_token_file_that_is_none_is_refused(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(TokenFileError, match="32 to 512"):
             read_or_make(file)
-    linked = tmp_path / "linked"
-    linked.symlink_to(tmp_path / "empty")
     os.mkfifo(tmp_path / "pipe", 0o600)
-    for file in (linked, tmp_path / "pipe", tmp_path, tmp_path / "empty/below"):
+    for file in (tmp_path / "pipe", tmp_path, tmp_path / "empty/below"):
         with pytest.raises(TokenFileError):
             read_or_make(file)
 

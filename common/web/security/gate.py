@@ -8,7 +8,7 @@ from typing import Any
 from cmdbus.web.http.request import Request
 from cmdbus.web.security.access import Access, NotAdmittedError, Visitor
 from cmdbus.web.security.origins import foreign_origin, is_foreign_read, is_secure
-from cmdbus.web.security.tickets import LIFETIME, Tickets, is_same
+from cmdbus.web.security.tickets import LIFETIME, RENEWED_AFTER, Tickets, is_same
 
 OPERATOR, VIEWER = "operator", "viewer"
 ROLES = (OPERATOR, VIEWER)
@@ -109,7 +109,7 @@ class Gate:
 
     def renewed(self, entry: Entry) -> Entry:
         """The same, or with a new ticket in time: who uses the page stays signed in."""
-        if entry.is_new or entry.left > LIFETIME // 2:
+        if entry.is_new or entry.left > LIFETIME - RENEWED_AFTER:
             return entry
         return Entry(
             entry.visitor, entry.role, self._tickets.issue(entry.visitor.scope), True, LIFETIME

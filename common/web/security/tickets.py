@@ -10,8 +10,8 @@ from base64 import urlsafe_b64encode
 
 from cmdbus.clock import time
 
-#: Seconds for which a ticket is taken.
-LIFETIME = 12 * 3600
+#: Seconds for which a ticket is taken, and after which the page gets another one when it is loaded.
+LIFETIME, RENEWED_AFTER = 12 * 3600, 3600
 _NONCE_BYTES = 16
 _MAX_TEXT = 200
 

@@ -59,12 +59,14 @@ def _made(file: Path) -> bool:
 
 
 def _read(file: Path) -> str:
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise TokenFileError(f"the token file {file} is no ordinary file")
-        if found.st_mode & 0o077:
+        # As PostgreSQL takes its key: a secret of the system's may be given to a group.
+        is_systems = found.st_uid == 0 != os.geteuid()
+        if found.st_mode & (0o027 if is_systems else 0o077):
             raise TokenFileError(
                 f"other users may read the token file {file}, so its token is no secret: remove "
                 f"the file, and a new one is made"
