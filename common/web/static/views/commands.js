@@ -139,7 +139,8 @@ export async function show(root, { params, session, navigate, signal, keys }) {
 
   function drawEmpty(value) {
     const filtered = Object.keys(filtersOf(given)).length > 0;
-    if (value.next) replace(nothing, empty("Nothing found so far", "The search can go on."));
+    if (value.commands.length) replace(nothing);
+    else if (value.next) replace(nothing, empty("Nothing found so far", "The search can go on."));
     else if (given.after) replace(nothing, empty("No more commands", "The pages end here."));
     else if (filtered) replace(nothing, empty("Nothing matches", "No command meets all of these filters."), h("p", { class: "empty" }, h("a", { href: "#/commands" }, "Clear filters")));
     else replace(nothing, empty("No command has been sent yet", "A first one, from Python:", FIRST_COMMAND));
