@@ -4,7 +4,7 @@ import { ApiError, readSession } from "./core/api.js";
 import { hideTip } from "./core/charts.js";
 import { h } from "./core/dom.js";
 import { register } from "./core/keys.js";
-import { answered, configure, onState } from "./core/live.js";
+import { answered, configure, onState, unwatchAll } from "./core/live.js";
 import { link, parse } from "./core/router.js";
 import { listenToAll, mark, rename, start } from "./core/shell.js";
 
@@ -57,13 +57,13 @@ function leave() {
   } catch (error) {
     reportError(error);
   }
+  unwatchAll();
   current = null;
   hideTip();
 }
 
 // What was shown stays until the next view has its values, so that nothing jumps.
 async function show(module, { view, parts, params }, same) {
-  const mine = turn;
   const kept = same ? whereabouts() : null;
   leave();
   const controller = new AbortController();
@@ -105,7 +105,9 @@ async function show(module, { view, parts, params }, same) {
     } else shown?.close?.();
   } catch (error) {
     clearTimeout(slow);
-    if (mine === turn && error.name !== "AbortError") fail(error, view);
+    if (current !== own || error.name === "AbortError") return;
+    leave();
+    fail(error, view);
   }
 }
 

@@ -5,6 +5,8 @@ import { observeServerTime } from "./format.js";
 
 const watchers = new Set();
 const listeners = new Set();
+// What the open stream has said of its views.
+const values = new Map();
 const AGAIN = [1000, 2000, 4000, 8000, 15000];
 // A stream over which nothing came for so long may hang in a proxy.
 const SILENCE = 120000;
@@ -52,17 +54,25 @@ export function watch(path, onValue, onState) {
   const watcher = { path, onValue, onState, text: null };
   watcher.answered = new Promise((resolve) => (watcher.answer = resolve));
   watchers.add(watcher);
-  const first = recent(path);
+  const first = values.get(path) ?? recent(path);
   if (first !== undefined) queueMicrotask(() => deliver(watcher, first, first?.at));
   // The stream is faster, unless the server reads something slow for another view.
   else watcher.timer = setTimeout(read, mode === "poll" ? 0 : PATIENCE, watcher);
   reconnect();
-  return () => {
+  return () => drop([watcher]);
+}
+
+function drop(some) {
+  for (const watcher of some) {
     clearTimeout(watcher.timer);
     watcher.answer();
-    if (watchers.delete(watcher)) reconnect();
-  };
+    watchers.delete(watcher);
+  }
+  reconnect();
 }
+
+/** Ends all watching: of a view that was left, or failed before it could say how it is closed. */
+export const unwatchAll = () => drop([...watchers]);
 
 async function read(watcher) {
   if (watcher.text !== null || document.hidden) return;
@@ -100,6 +110,7 @@ function handle(event, data) {
     const text = mode === "poll" ? JSON.stringify(data.value) : "";
     if (state.state !== "live") become("live", { at: data.at });
     state.at = data.at;
+    if (mode === "events") values.set(data.view, data.value);
     for (const watcher of [...watchers]) {
       if (watcher.path !== data.view || (text && watcher.text === text)) continue;
       deliver(watcher, data.value, data.at, text);
@@ -129,6 +140,7 @@ function close() {
   source?.close();
   source = null;
   opened = "";
+  values.clear();
 }
 
 function connect() {
@@ -165,9 +177,7 @@ function connect() {
 function lost(stream) {
   become("offline", { error: "The server of this page does not answer." });
   // The browser's own attempts stop after an answer that is no stream.
-  stream.close();
-  source = null;
-  opened = "";
+  close();
   timer = setTimeout(connect, later());
 }
 
