@@ -134,6 +134,12 @@ def test_domains_are_shown_and_change_while_the_page_is_open(
         )
         page.settles()
         assert not page.barriers()
+        page.find("a", "payments: 4").focus()
+        with shown.lock:
+            first, *rest = shown.attention
+            shown.attention = [{**first, "what": "payments: 5 commands in troubleshooting"}, *rest]
+        page.sees("payments: 5", "#view")
+        assert page.read("document.activeElement.textContent").startswith("payments: 5")
         with shown.lock:
             shown.domains = [{**shown.domains[0], "waiting": 98}]
             shown.attention = []

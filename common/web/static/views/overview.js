@@ -105,7 +105,8 @@ function attentionPanel(acts) {
   return {
     element: panel("Needs attention", list, note),
     update({ attention, more }) {
-      keyed(list, attention, ({ level, what }) => level + what, (entry) => attentionItem(entry, acts), (item, entry) => setText(item.why, entry.why));
+      // Figures change each second: an entry keeps its element, and with it the focus.
+      keyed(list, attention, ({ level, what, link: href }) => level + href + what.replace(/\d+/g, ""), (entry) => attentionItem(entry, acts), (item, entry) => item.update(entry));
       note.hidden = attention.length > 0 && !more;
       setText(note, more ? `And ${count(more)} more.` : "Nothing does: what waits is claimed, and what failed is tried again.");
     },
@@ -113,10 +114,13 @@ function attentionPanel(acts) {
 }
 
 function attentionItem({ level, what, why, link: href, action }, acts) {
-  const reason = h("span", { class: "muted" }, why);
-  const item = h("li", { class: "toolbar" }, tag(level === "bad" ? "act" : "look", level), h("a", { href }, what), reason,
+  const [to, reason] = [h("a", { href }, what), h("span", { class: "muted" }, why)];
+  const item = h("li", { class: "toolbar" }, tag(level === "bad" ? "act" : "look", level), to, reason,
     action && acts && button(action.label, () => confirmAction(action.name, action.body), { small: true }));
-  item.why = reason;
+  item.update = (next) => {
+    setText(to, next.what);
+    setText(reason, next.why);
+  };
   return item;
 }
 
