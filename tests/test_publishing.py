@@ -21,6 +21,7 @@ from cmdbus.board.records import ExitRecord
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.errors import MissingRightError
 from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.steward import publish_round
 from cmdbus.worker.steward.exits import Exits
 from cmdbus.worker.steward.publish_round import (
     EVERY_SECONDS,
@@ -232,7 +233,10 @@ def test_operators_read_all_and_monitors_all_but_stacks(publishing: Publishing, 
         assert bus.stacks(5) == {}
 
 
-def test_a_standalone_worker_is_a_node(dsn: str, bus: CommandBus) -> None:
+def test_a_standalone_worker_is_a_node(
+    dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish_round, "WATCHED_SECONDS", 0.1)
     with running(dsn, handling()):
         [before] = eventually(bus.fleet)
         assert before.state == "running" and before.memory > 10**6
