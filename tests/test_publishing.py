@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from math import inf
 
 import psycopg
 import pytest
@@ -28,6 +29,7 @@ from cmdbus.worker.steward.publish_round import (
     RETRY_SECONDS,
     WATCHED_SECONDS,
     PublishRound,
+    pause_beside,
 )
 
 _TIMES = "SELECT published_at FROM cmdbus.published_node"
@@ -84,6 +86,13 @@ def test_a_node_publishes_each_minute_and_often_only_while_it_is_watched(
     assert publishing.successor().run(publishing.connection) == EVERY_SECONDS
     [node] = bus.fleet()
     assert (node.name, node.gone, node.node) == ("shop", False, publishing.statements.node)
+
+
+@pytest.mark.parametrize(
+    ("other", "pause"), [(45, 45), (5, 65), (70, 70), (90, 30), (0, 60), (-1, 59), (inf, 60)]
+)
+def test_it_publishes_when_its_rollup_wakes_it_anyway(other: float, pause: float) -> None:
+    assert pause_beside(other) == pause
 
 
 def test_a_watch_is_announced_once_and_lasts_for_a_minute_at_most(

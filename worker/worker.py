@@ -297,8 +297,14 @@ class Worker:
         )
         opened.callback(steward.stop, RELEASE_SECONDS)
         names = [each.name for each in self._registry.breakers()]
-        name = self._statements.worker
-        publish = PublishRound(node, self._statements, Exits(), steward.listening.watched, name)
+        publish = PublishRound(
+            node,
+            self._statements,
+            Exits(),
+            steward.listening.watched,
+            self._statements.worker,
+            lambda: steward.rollups.due,
+        )
         watch = BreakerWatch(node.board, self._statements, names)
         steward.start([watch.run, publish.run], [publish.leave])
         return steward

@@ -9,6 +9,7 @@ import os
 import platform
 import socket
 import threading
+from collections.abc import Callable
 from importlib import metadata
 
 import psycopg
@@ -47,10 +48,12 @@ class PublishRound:
         exits: Exits,
         watched: threading.Event,
         name: str,
+        beside: Callable[[], float] = lambda: float("inf"),
     ) -> None:
-        """`watched` is set by a notification that an operator watches the fleet."""
+        """`watched` is set by a notification that an operator watches the fleet. `beside` is the
+        monotonic time at which another round wakes the steward: publications come then, too."""
         self._node, self._statements, self._exits = node, statements, exits
-        self._watched, self._name = watched, name
+        self._watched, self._name, self._beside = watched, name, beside
         self._facts: NodeFacts | None = None
         #: Monotonic time of the next publication.
         self._due = 0.0
@@ -79,7 +82,7 @@ class PublishRound:
                 raise
             self._warn(error)
             return RETRY_SECONDS
-        pause = WATCHED_SECONDS if watched > 0 else EVERY_SECONDS
+        pause = WATCHED_SECONDS if watched > 0 else pause_beside(self._beside() - now)
         self._due = now + pause
         return pause
 
@@ -139,6 +142,15 @@ class PublishRound:
         if not self._warned:
             logger.warning("cannot publish the state of this node: %s", reason(error))
         self._warned = True
+
+
+def pause_beside(other: float) -> float:
+    """Seconds to the next publication, which is to come with a round that is due in `other` seconds
+    and each EVERY_SECONDS from then on."""
+    if other == float("inf"):
+        return EVERY_SECONDS
+    pause = other % EVERY_SECONDS
+    return pause if pause >= EVERY_SECONDS / 2 else pause + EVERY_SECONDS
 
 
 def _ascii(name: str) -> str:

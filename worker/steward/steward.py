@@ -109,7 +109,7 @@ class Steward:
         self._schedules = ScheduleRound(statements, timers)
         self.batches = BatchRound(statements)
         self._breakers = BreakerRound(self.listening, self.timers)
-        self._rollups = RollupRound(node, statements)
+        self.rollups = RollupRound(node, statements)
         self._rounds: list[Round] = []
         self._leave: Sequence[Callable[[Connection], None]] = ()
         #: The monotonic time after which the current round is late; infinite between rounds.
@@ -132,7 +132,7 @@ class Steward:
         self._leave = leave
         # Leases before the others: claims of the dead can wait longer than leases of the living.
         rounds: list[Round] = [self.timers.run, self._schedules.run, self.batches.run]
-        rounds += [self._breakers.run, self._arm, self._rollups.run]
+        rounds += [self._breakers.run, self._arm, self.rollups.run]
         self._rounds = [self.listening.run_round, self._renew, *others, *rounds]
         self._board.disarm()
         self.threads[0].start()
@@ -247,7 +247,7 @@ class Steward:
 
     def _close(self, connection: Connection) -> float:
         self._statements.value(connection, "leave", node=self._statements.incarnation)
-        for leave in (self._rollups.leave, *self._leave):
+        for leave in (self.rollups.leave, *self._leave):
             leave(connection)
         return 0.0
 

@@ -69,7 +69,12 @@ class StewardProcess:
         hurry, exits = self._steward.batches.hurry, Exits()
         self._rescue = RescueRound(node, self._statements, registry, stacks, hurry, exits)
         self._publish = PublishRound(
-            node, self._statements, exits, self._steward.listening.watched, settings.name
+            node,
+            self._statements,
+            exits,
+            self._steward.listening.watched,
+            settings.name,
+            lambda: self._steward.rollups.due,
         )
         self._stale_boards = StaleBoards(stacks.parent, settings.name, self._rescue.release)
         names = [each.name for each in registry.breakers()]
