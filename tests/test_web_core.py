@@ -207,6 +207,16 @@ def test_a_table_is_used_by_keys(page: Visit) -> None:
     page.tab.wait_for_url("**/#/empty/1")
 
 
+def test_keys_go_on_from_one_table_to_the_next(page: Visit) -> None:
+    page.read(_TABLE, 2)
+    page.read("window.upper = grid")
+    page.read(_TABLE.replace("onSelect", "primary: true, onSelect"), 2)
+    where = "[upper.focused()?.id, grid.focused()?.id]"
+    for key, expected in (("j", [None, 0]), ("k", [1, None]), ("j", [None, 0]), ("j", [None, 1])):
+        page.tab.keyboard.press(key)
+        assert page.read(where) == expected
+
+
 def test_a_row_that_has_gone_is_not_selected_any_more(page: Visit) -> None:
     page.read(_TABLE, 3)
     page.find("thead input").check()

@@ -7,6 +7,7 @@ import { clock, duration, now, tick } from "./format.js";
 import { listed, listen, register } from "./keys.js";
 import { keep } from "./kept.js";
 import { onState } from "./live.js";
+import { TABLES } from "./table.js";
 import { toast } from "./toasts.js";
 
 const THEMES = { system: "light", light: "dark", dark: "system" };
@@ -69,7 +70,7 @@ function focusFilter() {
 
 function toRows(detail) {
   const own = document.activeElement?.closest?.("[data-rows]");
-  const rows = own ?? document.querySelector("#view [data-rows]:not([hidden])");
+  const rows = own ?? document.querySelector(`${TABLES}[data-rows="first"]`) ?? document.querySelector(TABLES);
   rows?.dispatchEvent(new CustomEvent("row", { detail }));
   return Boolean(rows);
 }

@@ -11,15 +11,19 @@ const [NARROW, CHARACTER, PADDING, AROUND, DRAWN, LONG] = [680, 7.8, 22, 14, 142
 // Characters after which a text may be shown in part.
 const CUT = 90;
 
+// The tables of a view, which the keys j and k walk through.
+export const TABLES = "#view [data-rows]:not([hidden])";
+
 const turn = () => (globalThis.scheduler?.yield ? scheduler.yield() : new Promise((resolve) => setTimeout(resolve)));
 
 /**
  * columns: [{key, label, render(row) -> node or text, align: "right", narrow: "hide" | "title", width}],
  * without `render` the value of `key` is shown; `width` is one of CSS, such as "120px" or "1fr". keyOf(row) names a row; link(row) is where Enter
  * and a click lead; `selectable` adds boxes, and onSelect(rows) hears of each change. `empty` is a
- * node or text shown instead of rows. `label` names the table for screen readers.
+ * node or text shown instead of rows. `label` names the table for screen readers. Keys go first to
+ * the one that is `primary`.
  */
-export function table({ columns, keyOf, link, selectable = false, onSelect, empty, label, rowClass }) {
+export function table({ columns, keyOf, link, selectable = false, onSelect, empty, label, rowClass, primary }) {
   const chosen = new Map();
   let rows = [];
   let run = 0;
@@ -27,7 +31,7 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
   const all = h("input", { type: "checkbox", "aria-label": "Select all rows", on: { change: () => selectAll(all.checked) } });
   const heading = (classes, content) => h("th", { role: "columnheader", scope: "col", class: classes }, content);
   const head = h("tr", { role: "row" }, selectable && heading("box", all), columns.map((column) => heading(classOf(column), column.label)));
-  const grid = h("table", { class: "rows", role: "table", "aria-label": label, data: { rows: "" } }, h("thead", { role: "rowgroup" }, head), body);
+  const grid = h("table", { class: "rows", role: "table", "aria-label": label, data: { rows: primary ? "first" : "" } }, h("thead", { role: "rowgroup" }, head), body);
   const nothing = h("div", { class: "nothing", hidden: true }, typeof empty === "string" ? h("p", { class: "empty" }, empty) : empty);
   const element = h("div", { class: "table" }, grid, nothing);
   const nodes = new Map();
@@ -156,8 +160,11 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
 
   function move(by) {
     const current = active();
-    if (!current) focus(body.querySelector('tr[tabindex="0"]') ?? body.firstElementChild);
-    else focus(by > 0 ? current.nextElementSibling : current.previousElementSibling);
+    if (!current) return focus(body.querySelector('tr[tabindex="0"]') ?? body.firstElementChild);
+    const next = by > 0 ? current.nextElementSibling : current.previousElementSibling;
+    if (next) return focus(next);
+    const all = [...document.querySelectorAll(TABLES)];
+    all[all.indexOf(grid) + by]?.dispatchEvent(new CustomEvent("row", { detail: by > 0 ? "first" : "last" }));
   }
 
   function select(key, on) {
@@ -203,7 +210,9 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
     if (event.detail === "select") {
       const entry = active()?.entry;
       if (selectable && entry) select(entry.key, !chosen.has(entry.key));
-    } else move(event.detail);
+    } else if (event.detail === "first") focus(body.firstElementChild);
+    else if (event.detail === "last") focus(body.lastElementChild);
+    else move(event.detail);
   });
 
   return {

@@ -45,6 +45,7 @@ export async function show(root, { params, session, signal, keys, navigate }) {
     label: "Commands",
     keyOf,
     selectable: session.acts,
+    primary: isChosen,
     onSelect: drawSelected,
     link: (row) => link(["command", row.domain, row.command_id]),
     columns: [
