@@ -194,13 +194,15 @@ def test_a_search_that_stops_goes_on_by_a_button(
         page.sees(str(rare)[-8:], ROW)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 380), ("dark", 768)])
 def test_it_fits_a_narrow_screen(
-    visiting: Visiting, bus: CommandBus, commands: dict[str, UUID], scheme: str
+    visiting: Visiting, bus: CommandBus, commands: dict[str, UUID], scheme: str, width: int
 ) -> None:
-    with page_of(visiting, bus, width=380, scheme=scheme) as page:
+    with page_of(visiting, bus, width=width, scheme=scheme) as page:
         count_of(page, 8)
-        assert page.read("document.documentElement.scrollWidth") <= 380
+        assert page.read("document.documentElement.scrollWidth") <= width
+        rows = "(rows => rows.scrollWidth - rows.clientWidth)(document.querySelector('.rows'))"
+        assert page.read(rows) <= 0
         assert page.barriers() == []
 
 

@@ -30,13 +30,13 @@ const keyOf = (row) => `${row.domain} ${row.command_id}`;
 const target = (rows) => ({ target: { commands: rows.map((row) => [row.domain, row.command_id]) } });
 
 const COLUMNS = [
-  { key: "type", label: "Command", narrow: "title", width: "minmax(190px, 1fr)", render: (row) => [h("span", { class: "muted" }, name(row.domain), " / "), name(row.type)] },
-  { key: "command_id", label: "Id", width: "108px", render: (row) => commandLink(row.domain, row.command_id) },
-  { key: "status", label: "Status", width: "112px", render: (row) => (row.gone ? tag("moved on", "muted", "It does not meet the filters any more.") : statusTag(row.status)) },
-  { key: "created_at", label: "Sent", width: "88px", render: (row) => timeElement(row.created_at) },
-  { key: "waited", label: "Waited", align: "right", width: "80px", narrow: "hide", render: (row) => duration(row.waited) },
-  { key: "ran", label: "Ran", align: "right", width: "116px", render: ran },
-  { key: "attempts", label: "Attempts", align: "right", width: "84px", narrow: "hide", render: (row) => (row.max_attempts ? `${row.attempts} of ${row.max_attempts}` : String(row.attempts)) },
+  { key: "type", label: "Command", narrow: "title", width: "minmax(110px, 1fr)", render: (row) => [h("span", { class: "muted" }, name(row.domain), " / "), name(row.type)] },
+  { key: "command_id", label: "Id", width: "minmax(84px, 100px)", render: (row) => commandLink(row.domain, row.command_id) },
+  { key: "status", label: "Status", width: "minmax(84px, 104px)", render: (row) => (row.gone ? tag("moved on", "muted", "It does not meet the filters any more.") : statusTag(row.status)) },
+  { key: "created_at", label: "Sent", width: "minmax(60px, 82px)", render: (row) => timeElement(row.created_at) },
+  { key: "waited", label: "Waited", align: "right", width: "minmax(56px, 76px)", narrow: "hide", render: (row) => duration(row.waited) },
+  { key: "ran", label: "Ran", align: "right", width: "minmax(70px, 114px)", render: ran },
+  { key: "attempts", label: "Attempts", align: "right", width: "minmax(48px, 84px)", narrow: "hide", render: (row) => (row.max_attempts ? `${row.attempts} of ${row.max_attempts}` : String(row.attempts)) },
   { key: "error", label: "Error", width: "minmax(22%, 1fr)", render: (row) => (row.error_code ? [h("span", { class: "mono" }, row.error_code), row.error_message && h("span", { class: "muted" }, " ", row.error_message.slice(0, 160))] : null) },
 ];
 
