@@ -270,7 +270,9 @@ BEGIN
         ('limited', $s$'PENDING'$s$, 'NULL::timestamptz', $s$ || '' = k.domain$s$),
         ('troubleshooting', $s$'IN_TROUBLESHOOTING_QUEUE'$s$, 'NULL::timestamptz', ' = k.domain'),
         ('finished', 't.status', 't.finished_at',
-            ' = k.domain AND t.finished_at BETWEEN k.since AND k.until')
+            -- The bounds of all, for the plan.
+            ' = k.domain AND t.finished_at BETWEEN k.since AND k.until'
+            ' AND t.finished_at BETWEEN $5 AND $6')
     ) tables (name, status, finished_at, suffix);
     RETURN QUERY EXECUTE format(
         'SELECT c.domain, c.command_id, c.type, c.status, c.priority,'
@@ -281,6 +283,7 @@ BEGIN
         ' FROM unnest($1, $2, $3, $4) k (domain, command_id, since, until)'
         ' CROSS JOIN LATERAL (%s) c'
         ' LEFT JOIN {schema}.incarnation i ON i.id = c.claimer', found_anywhere)
-    USING p_domains, p_command_ids, p_since, p_until;
+    USING p_domains, p_command_ids, p_since, p_until,
+        (SELECT min(t) FROM unnest(p_since) t), (SELECT max(t) FROM unnest(p_until) t);
 END
 $$;
