@@ -10,7 +10,7 @@ from cmdbus.web import assets
 FILES = sorted(file for file in assets.FOLDER.rglob("*") if file.is_file())
 #: Bytes of all files together as a browser gets them, and of those that one view needs as they
 #: lie in the package.
-MAX_SENT, MAX_OF_VIEW = 80_000, 150_000
+MAX_SENT, MAX_OF_VIEW = 90_000, 150_000
 #: What would make markup or code of a text, or needs a weaker policy than the page has.
 FORBIDDEN = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment"

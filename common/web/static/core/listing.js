@@ -12,7 +12,7 @@ import { table } from "./table.js";
 export const col = (key, label, render, more) => ({ key, label, render, ...more });
 
 /** The column of a time. */
-export const when = (key, label, more) => col(key, label, (row) => timeElement(row[key]), { width: "96px", ...more });
+export const when = (key, label, more) => col(key, label, (row) => timeElement(row[key]), more);
 
 /**
  * Reads a path, shows it by draw(value), and again whenever it changes. The first error is the

@@ -42,14 +42,17 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
 
   // Rows are grids of the same columns, so that rows out of sight are not laid out. A column is as
   // wide as its longest text has been: it never gets narrower under the reader's eyes.
-  const widths = columns.map((column) => column.label.length * CHARACTER + PADDING);
+  const widths = columns.map((column) => Math.max(column.label.length * CHARACTER + PADDING, 56));
   let template = "";
 
   function fill(cell, index, row) {
     put(cell, columns[index], row);
-    const { length } = cell.textContent;
+    const text = cell.textContent;
+    const form = cell.querySelector("time")?.dataset.form;
+    // A time gets longer as it ticks, and capitals are wide.
+    const length = Math.max(text.length + text.replace(/[^A-Z_]/g, "").length / 4, { ago: 11, both: 20 }[form] ?? 0);
     const drawn = cell.querySelector("svg") ? DRAWN : length * CHARACTER + cell.childElementCount * AROUND;
-    cell.classList.toggle("long", length > CUT);
+    cell.classList.toggle("long", text.length > CUT);
     widths[index] = Math.max(widths[index], Math.min(drawn + PADDING, LONG));
   }
 
