@@ -1,12 +1,15 @@
 """The view of commands in a browser: filters, pages, what is selected, and what is new."""
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
+from benches.paging import fill
 from queries import move_to_troubleshooting
 from test_searching import commands as commands
 from visits import Visit, Visiting
@@ -192,6 +195,30 @@ def test_a_search_that_stops_goes_on_by_a_button(
         page.find("button", "Search on").click()
         page.tab.wait_for_selector(ROW)
         page.sees(str(rare)[-8:], ROW)
+
+
+@pytest.mark.timeout(240)
+def test_a_million_commands_are_searched_as_quickly_as_a_few(
+    visiting: Visiting, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    fill(connection, "cmdbus", 1_000_000)
+    with page_of(visiting, bus) as page:
+        count_of(page, 100)
+        page.sees("pending", ROW)
+        for _ in range(3):
+            page.find("a", "Older").click()
+            settled(page)
+            count_of(page, 100)
+        page.open("#/commands?status=FAILED&rows=1000")
+        count_of(page, 1000)
+        page.open("#/commands?text=999000%7D")
+        count_of(page, 1)
+        page.open("#/commands?text=nowhere")
+        page.sees("The search has looked at about", "#view")
+        assert max(page.long_tasks(), default=0) < 500
+    began = time.perf_counter()
+    assert len(bus.search(status="FAILED").commands) == 100
+    assert time.perf_counter() - began < 1.0
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 380), ("dark", 768)])

@@ -9,6 +9,7 @@ from functools import partial
 from statistics import median
 from time import perf_counter
 
+import psycopg
 from psycopg.sql import SQL, Identifier
 
 from benches.comparison import Comparison, Found, Place
@@ -93,13 +94,18 @@ def page(slot: Place) -> Found:
     return {**found, "page-first-byte": first_byte}
 
 
+def fill(connection: psycopg.Connection, name: str, count: int) -> None:
+    """Puts so many commands into the history of a schema, and a tenth as many in front of it."""
+    values = {"schema": Identifier(name), "domain": DOMAIN, "type": TYPE, "part": _WAITING_PART}
+    connection.execute(SQL(_FILL).format(**values, count=count))
+
+
 @contextmanager
 def _filled(slot: Place, name: str, count: int) -> Iterator[CommandBus]:
     schema.install(slot.dsn, name)
-    values = {"schema": Identifier(name), "domain": DOMAIN, "type": TYPE, "part": _WAITING_PART}
     with slot.connect() as connection:
-        connection.execute(SQL(_FILL).format(**values, count=count))
-        connection.execute(SQL(_ANALYZE).format(**values))
+        fill(connection, name, count)
+        connection.execute(SQL(_ANALYZE).format(schema=Identifier(name)))
     with CommandBus(slot.dsn, schema=name) as bus:
         yield bus
 
