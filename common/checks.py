@@ -167,6 +167,15 @@ def check_aware(what: str, time: datetime | None) -> datetime | None:
         raise ValueError(f"{what} is out of range in UTC: {shown(time)}") from None
 
 
+def time_of_text(text: object) -> datetime | None:
+    """The time that a text in ISO 8601 with an offset says; None for anything else."""
+    try:
+        time = datetime.fromisoformat(text)  # type: ignore[arg-type]  # refused below
+    except (ValueError, TypeError):
+        return None
+    return None if time.utcoffset() is None else time
+
+
 def shown(value: object) -> str:
     try:
         text = repr(value)

@@ -7,10 +7,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from cmdbus.checks import check_id, check_text, check_whole, shown
+from cmdbus.checks import check_id, check_text, check_whole
 from cmdbus.errors import InvalidOperationError
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.connections import Connections
+from cmdbus.producer.page_cursors import cursor_of, position_of
 from cmdbus.producer.process_records import ProcessRecord, ProcessStatus
 from cmdbus.producer.records import BatchRecord, BatchStatus, Status, check_status
 from cmdbus.producer.requests import check_conditions
@@ -153,7 +154,7 @@ class Pages:
     ) -> tuple[list[Any], str | None]:
         """The records of a page, and where the next one begins."""
         size = check_whole("limit", limit, 1, _MAX_LIMIT)
-        at, id_ = position(after)
+        at, id_ = position_of(after, UUID)
         statement = f"{name}_for_monitors" if for_monitors else name
         values = {**conditions, "after": at, "after_id": id_, "limit": size + 1}
         found = self._connections.records(
@@ -163,18 +164,4 @@ class Pages:
             return found, None
         last = found[size - 1]
         id_ = last.batch_id if kind is BatchRecord else last.process_id
-        return found[:size], f"{last.created_at.isoformat()} {id_}"
-
-
-def position(after: str | None) -> tuple[datetime | None, UUID | None]:
-    """Of the last record of a page, from its `next`."""
-    if after is None:
-        return None, None
-    try:
-        at, id_ = after.split(" ")
-        time = datetime.fromisoformat(at)
-        if time.utcoffset() is not None:
-            return time, UUID(id_)
-    except (ValueError, AttributeError):
-        pass
-    raise ValueError(f"after must be the next of a page, not {shown(after)}")
+        return found[:size], cursor_of(last.created_at, id_)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from cmdbus.checks import check_name
+from cmdbus.checks import check_name, time_of_text
 
 _MAX_CHARACTERS = 4000
 _WRONG = "after must be the `next` of a search with the same conditions"
@@ -73,7 +73,7 @@ def _position(created_at: str, at: str | None, domain: str, id_: str, number: in
 
 
 def _time(text: str) -> datetime:
-    time = datetime.fromisoformat(text)
-    if time.utcoffset() is None:
+    time = time_of_text(text)
+    if time is None:
         raise ValueError
     return time.astimezone(UTC)

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
-from cmdbus.checks import check_flag, check_key, check_name, check_whole, shown
+from cmdbus.checks import check_flag, check_key, check_name, check_whole
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.connections import Connections
+from cmdbus.producer.page_cursors import cursor_of, position_of
 from cmdbus.producer.records import TroubleCount, TroubleRecord
 from cmdbus.producer.requests import check_conditions
 
@@ -125,7 +127,7 @@ class TroubleReading:
         none. Without `with_data` their data and checkpoints, which may be large, are not read."""
         conditions = conditions_of(domain, type, error_code, key, since, until)
         size = check_whole("limit", limit, 1, MAX_GROUPED)
-        at, in_domain, command_id = _position(after)
+        at, in_domain, command_id = position_of(after, partial(check_name, "after"), UUID)
         conditions |= {"after": at, "after_domain": in_domain, "after_id": command_id}
         conditions["with_data"] = check_flag("with_data", with_data)
         records = self._connections.records(
@@ -133,7 +135,8 @@ class TroubleReading:
         )
         if len(records) <= size:
             return TroublePage(records, None)
-        return TroublePage(records[:size], _cursor(records[size - 1]))
+        last = records[size - 1]
+        return TroublePage(records[:size], cursor_of(last.failed_at, last.domain, last.command_id))
 
     def groups(
         self,
@@ -178,20 +181,3 @@ def conditions_of(
     """Values of a statement; None leaves a condition out."""
     checked = check_conditions(domain, type, since, until, error_code=error_code)
     return {**checked, "key": check_key("key", key)}
-
-
-def _cursor(record: TroubleRecord) -> str:
-    return f"{record.failed_at.isoformat()} {record.domain} {record.command_id}"
-
-
-def _position(cursor: str | None) -> tuple[datetime | None, str | None, UUID | None]:
-    if cursor is None:
-        return None, None, None
-    try:
-        at, domain, command_id = cursor.split(" ")
-        time = datetime.fromisoformat(at)
-        if time.tzinfo is not None:
-            return time, check_name("after", domain), UUID(command_id)
-    except (ValueError, AttributeError):
-        pass
-    raise ValueError(f"after must be the next of a page, not {shown(cursor)}")

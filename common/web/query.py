@@ -6,6 +6,8 @@ from datetime import datetime
 from urllib.parse import parse_qsl, unquote
 from uuid import UUID
 
+from cmdbus.checks import time_of_text
+
 #: Characters of a parameter, at most.
 _MAX_TEXT = 1000
 _MAX_PARAMETERS = 40
@@ -57,11 +59,8 @@ class Query:
         found = self._find(name)
         if found is None:
             return None
-        try:
-            time = datetime.fromisoformat(found)
-        except ValueError:
-            time = None
-        if time is None or time.utcoffset() is None:
+        time = time_of_text(found)
+        if time is None:
             raise BadQuery(f"{name} must be a time with its offset, like 2026-12-31T08:00:00Z")
         return time
 

@@ -1,11 +1,10 @@
 """Actions on commands that wait or run: cancel, reschedule, cancel all that meet conditions."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from cmdbus.checks import shown
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.priorities import PRIORITIES
 from cmdbus.producer.bus import CommandBus
@@ -13,11 +12,11 @@ from cmdbus.producer.found_commands import FoundCommand
 from cmdbus.producer.records import Status
 from cmdbus.web.action import LONG_BODY_BYTES, Action, Body
 from cmdbus.web.actions.answers import commands, done, field, preview, undoing
+from cmdbus.web.actions.conditions import conditions_of, leave_out_newer, read_time
 from cmdbus.web.actions.named import Named, carry_out, counted, named_commands
 from cmdbus.web.actions.order import Order
 
 _CONDITIONS = ("domain", "type", "key", "since", "until")
-_TIMES = ("since", "until")
 
 
 def _preview_cancel(bus: CommandBus, body: Body) -> dict[str, Any]:
@@ -114,13 +113,13 @@ def _reschedule(bus: CommandBus, body: Body, operator: str) -> dict[str, Any]:
 def _changes(order: Order) -> dict[str, Any]:
     """Arguments of `bus.reschedule`."""
     changes: dict[str, Any] = {}
-    run_at = _time("run_at", order.text("run_at"))
+    run_at = order.text("run_at")
+    if run_at is not None:
+        changes["run_at"] = read_time("run_at", run_at)
     if order.has("now") and order.flag("now"):
-        if run_at is not None:
+        if changes:
             raise ValueError("choose either a time or as soon as a worker is free")
         changes["delay"] = 0
-    elif run_at is not None:
-        changes["run_at"] = run_at
     priority = order.values.get("priority")
     if isinstance(priority, str) and priority.strip() in PRIORITIES:
         changes["priority"] = priority.strip()
@@ -157,26 +156,17 @@ def _preview_cancel_all(bus: CommandBus, body: Body) -> dict[str, Any]:
 def _cancel_all(bus: CommandBus, body: Body, operator: str) -> dict[str, Any]:
     order = Order(body, ["match"])
     domain, conditions = _match(order)
-    state = body.get("state")
-    shown_until = state.get("until") if isinstance(state, Mapping) else None
-    if until := _time("state.until", shown_until):
-        conditions["until"] = min(until, conditions.get("until") or until)
+    leave_out_newer(conditions, order.state("until"))
     count = bus.cancel_all(domain, **conditions, operator=operator, reason=order.reason)
     return done(counted(count, "canceled"), count=count)
 
 
 def _match(order: Order) -> tuple[str, dict[str, Any]]:
     """The domain, and further arguments of `bus.cancel_all`, which checks them."""
-    found = order.target.get("match")
-    if not isinstance(found, Mapping) or not found.keys() <= {*_CONDITIONS}:
-        raise ValueError(f"target.match must be an object with {', '.join(_CONDITIONS)}")
-    conditions = {name: value for name, value in found.items() if value not in (None, "")}
+    conditions = conditions_of(order, "match", _CONDITIONS)
     domain = conditions.pop("domain", None)
     if domain is None:
         raise ValueError("all that match are canceled in one domain: name it")
-    for name in _TIMES:
-        if name in conditions:
-            conditions[name] = _time(f"target.match.{name}", conditions[name])
     return domain, conditions
 
 
@@ -235,18 +225,6 @@ def _check_state(bus: CommandBus, order: Order, named: Sequence[Named]) -> None:
         for command in bus.find(named):
             state = {"status": str(command.status)}
             order.check_state(f"command {command.command_id}", state)
-
-
-def _time(what: str, text: object) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        time = datetime.fromisoformat(text)  # type: ignore[arg-type]  # refused below
-    except (ValueError, TypeError):
-        time = None
-    if time is None or time.utcoffset() is None:
-        raise ValueError(f"{what} must be a time with its offset, not {shown(text)}")
-    return time
 
 
 ACTIONS = [

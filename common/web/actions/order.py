@@ -104,6 +104,10 @@ class Order:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{name} is not JSON: {error}") from None
 
+    def state(self, name: str) -> object:
+        """What the preview has said of `name` in its state; None without it."""
+        return self._state.get(name) if isinstance(self._state, Mapping) else None
+
     def check_state(self, what: str, present: Mapping[str, Any]) -> None:
         """Raises InvalidOperationError if what the operator was shown no longer holds."""
         shown_before = self._state

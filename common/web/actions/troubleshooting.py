@@ -3,17 +3,17 @@ complete."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from cmdbus.checks import shown
 from cmdbus.counting import count_of
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.records import CommandRecord, Status
 from cmdbus.web.action import LONG_BODY_BYTES, Action, Body
 from cmdbus.web.actions.answers import FOR_GOOD, commands, done, field, number, preview
+from cmdbus.web.actions.conditions import conditions_of, leave_out_newer
 from cmdbus.web.actions.named import carry_out, counted, named_commands
 from cmdbus.web.actions.order import Order
 
@@ -136,8 +136,7 @@ def _perform(bus: CommandBus, body: Body, operator: str, verb: Verb) -> dict[str
     remark = {"operator": operator, "reason": order.reason}
     if named is None:
         conditions = _conditions(order)
-        if until := _until(body):
-            conditions["until"] = min(until, conditions.get("until") or until)
+        leave_out_newer(conditions, order.state("until"))
         resolution = _resolution(order, verb, single=False)
         resolve_all = getattr(bus.troubleshooting, f"{verb.method}_all")
         count = resolve_all(**conditions, **remark, **resolution, limit=MAX_MATCHED)
@@ -166,38 +165,16 @@ def _order(body: Body, verb: Verb) -> Order:
 
 
 def _conditions(order: Order) -> dict[str, Any]:
-    """The arguments of `bus.troubleshooting`, which checks them."""
-    kind, known = ("group", _GROUP) if "group" in order.target else ("match", _CONDITIONS)
-    found = order.target[kind]
-    if not isinstance(found, Mapping) or not found.keys() <= {*known}:
-        raise ValueError(f"target.{kind} must be an object with {', '.join(known)}")
-    if kind == "group" and not all(found.get(name) for name in _GROUP):
+    """The arguments of `bus.troubleshooting`."""
+    if "match" in order.target:
+        return conditions_of(order, "match", _CONDITIONS)
+    conditions = conditions_of(order, "group", _GROUP)
+    if len(conditions) < len(_GROUP):
         raise ValueError(
             "a group has a domain, a type and an error code: commands without an error code are "
             "resolved one by one"
         )
-    conditions = {name: value for name, value in found.items() if value not in (None, "")}
-    for name in ("since", "until"):
-        if name in conditions:
-            conditions[name] = _time(f"target.{kind}.{name}", conditions[name])
     return conditions
-
-
-def _time(what: str, text: object) -> datetime:
-    try:
-        time = datetime.fromisoformat(text)  # type: ignore[arg-type]  # refused below
-    except (ValueError, TypeError):
-        time = None
-    if time is None or time.utcoffset() is None:
-        raise ValueError(f"{what} must be a time with its offset, not {shown(text)}")
-    return time
-
-
-def _until(body: Body) -> datetime | None:
-    """What came after the preview is left out."""
-    state = body.get("state")
-    found = state.get("until") if isinstance(state, Mapping) else None
-    return None if found is None else _time("state.until", found)
 
 
 def _resolution(order: Order, verb: Verb, *, single: bool) -> dict[str, Any]:
