@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 import pytest
+from eventually import eventually
 from lab.browsers import MISSING, find_browser, started_browser
 from leftovers import assert_soon_empty, children, shared_processes
 
@@ -88,7 +89,7 @@ class Visit:
 
     def settles(self) -> None:
         """Until what the view asked for has come, and two frames have been drawn."""
-        self.tab.wait_for_function("!document.querySelector('[aria-busy=true]')")
+        self.awaits("!document.querySelector('[aria-busy=true]')")
         self.read("() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))")
 
     def read(self, script: str, argument: object = None) -> Any:
@@ -106,8 +107,7 @@ class Visit:
     def first_paint(self) -> float:
         """Milliseconds from the navigation to the first content."""
         script = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-        self.tab.wait_for_function(script)
-        return float(self.read(script))
+        return float(self.awaits(script))
 
     def barriers(self) -> list[str]:
         """What keeps people from using the page, by axe."""
@@ -115,6 +115,10 @@ class Visit:
             axe = resources.files("axe_playwright_python") / "axe.min.js"
             self.read(axe.read_text(encoding="utf-8"))
         return list(self.read(_AXE, _AXE_RULES))
+
+    def awaits(self, script: str, argument: object = None) -> Any:
+        """The value of it, once that is true. playwright's own way needs `eval` in the page."""
+        return eventually(lambda: self.read(script, argument), _WITHIN_MS / 1000)
 
     def excuse(self, pattern: str) -> None:
         """Complaints that are expected, of which there is one at least."""
