@@ -162,7 +162,7 @@ const linked = (value, href, tone) => (value ? h("a", { href, class: tone && "te
 function domainTable(acts, lineOf) {
   const right = (key, label, width, render) => ({ key, label, align: "right", width: `minmax(40px, ${width}px)`, render });
   const columns = [
-    { key: "domain", label: "Domain", narrow: "title", width: "minmax(80px, 1fr)", render: ({ domain, paused, accepting }) =>
+    { key: "domain", label: "Domain", narrow: "title", width: "minmax(96px, 1fr)", render: ({ domain, paused, accepting }) =>
       h("span", null, domainLink(domain), paused && [" ", tag("paused", "warn")], !accepting && [" ", tag("refuses sends", "warn")]) },
     right("waiting", "Waiting", 86, ({ domain, waiting, limited }) => {
       const all = linked(waiting + limited, link("commands", { domain, status: "PENDING" }));
