@@ -221,6 +221,27 @@ def test_a_stream_ends_so_that_its_client_is_admitted_again() -> None:
         assert client.closed() and made[0].is_closed.wait(5)
 
 
+def test_what_waits_for_a_database_leaves_threads_for_the_files_of_the_page() -> None:
+    goes_on = threading.Event()
+
+    def wait(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"].startswith("/api/"):
+            goes_on.wait(10)
+        return echo(environ, start_response)
+
+    with ExitStack() as opened:
+        server = opened.enter_context(serving(wait, ServerSettings(threads=2)))
+        clients = [opened.enter_context(Client(server)) for _ in range(4)]
+        for client in clients:
+            client.send(b"GET /api/overview HTTP/1.1\r\nHost: x\r\n\r\n")
+        try:
+            with Client(server) as other:
+                assert other.get("/static/app.js") == (200, b"/static/app.js")
+        finally:
+            goes_on.set()
+        assert [client.response()[0] for client in clients] == [200] * 4
+
+
 def test_streams_are_bounded_and_leave_threads_for_others() -> None:
     made: list[Events] = []
     settings = ServerSettings(threads=1, streams=3)

@@ -46,6 +46,8 @@ class Server:
         self._connections: dict[Connection, None] = {}
         self._selector = selectors.DefaultSelector()
         self._runner = Runner(self._settings.threads)
+        #: What waits for no database is not held up by what does.
+        self._quick = Runner(self._settings.quick_threads)
         #: Of the threads, for the server's own.
         self._answers: deque[tuple[Connection, Answer | None]] = deque()
         self._waker, self._woken = socket.socketpair()
@@ -84,6 +86,7 @@ class Server:
             self._finish()
         finally:
             self._runner.stop()
+            self._quick.stop()
             for connection in [*self._connections]:
                 self._close(connection)
             self._selector.close()
@@ -240,6 +243,8 @@ class Server:
         connection.enter(State.BUSY)
         self._watch(connection, 0)
 
+        runner = self._runner if head.path.startswith(b"/api/") else self._quick
+
         def work() -> None:
             made = answer(self._application, environ, head.keeps)
             if made.stream is None and head.method == "HEAD":
@@ -247,7 +252,7 @@ class Server:
             self._hand_back(connection, made)
 
         try:
-            self._runner.run(work)
+            runner.run(work)
         except RuntimeError:
             self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE, "no thread can be started")
 

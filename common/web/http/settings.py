@@ -9,8 +9,9 @@ class ServerSettings:
     connections: int = 256
     #: Of these, at most, streams of events.
     streams: int = 96
-    #: That run the application.
+    #: That run the application, for paths below /api/ and for others.
     threads: int = 16
+    quick_threads: int = 4
     head_bytes: int = 16 * 1024
     #: Of one body, which the application bounds more closely; and of all that are received at the
     #: same time.
