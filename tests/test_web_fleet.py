@@ -10,8 +10,9 @@ from queries import rows, scalar
 from roles import refused, role
 from web import ask
 
-from cmdbus import CommandBus
+from cmdbus import CommandBus, DatabaseUnavailableError
 from cmdbus.web import application
+from cmdbus.web.fleet_watch import watch_fleet
 from cmdbus.web.views import fleet
 
 
@@ -59,6 +60,14 @@ def test_many_threads_are_shown_one_node_at_a_time(
     [seat] = found["nodes"][0]["seats"]
     assert (found["has_slots"], seat["phases"], seat["slots"]) == (False, "ri", None)
     assert len(value(bus, f"/{NODE}")["node"]["seats"][0]["slots"]) == 2
+
+
+def test_a_database_that_is_away_is_waited_for_once() -> None:
+    with (
+        CommandBus("host=127.0.0.1 port=1") as bus,
+        pytest.raises(DatabaseUnavailableError, match="refused"),
+    ):
+        watch_fleet(bus)
 
 
 def test_what_is_no_node_is_refused(bus: CommandBus) -> None:

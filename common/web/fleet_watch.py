@@ -16,7 +16,8 @@ _lock = Lock()
 
 
 def watch_fleet(bus: CommandBus) -> None:
-    """A role without this right, or a read-only server, is no error: its figures are older."""
+    """A role without this right, or a read-only server, is no error: its figures are older.
+    A database that is away is one: what is read next would wait for it again."""
     now = time.monotonic()
     with _lock:
         if now < _renewed.get(bus, float("-inf")) + _RENEWAL_SECONDS:
@@ -25,5 +26,6 @@ def watch_fleet(bus: CommandBus) -> None:
     try:
         bus.watch_fleet(WATCH_SECONDS)
     except Exception as error:
-        if failure(error) is None:
+        found = failure(error)
+        if found is None or found[1].get("away"):
             raise
