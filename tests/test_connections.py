@@ -2,6 +2,7 @@
 own."""
 
 import threading
+import time
 from collections.abc import Callable
 from uuid import uuid4
 
@@ -81,6 +82,17 @@ def test_a_forked_child_has_connections_of_its_own(dsn: str) -> None:
             eventually(lambda: watcher.execute(own).fetchone() == (1,))
         bus.send("payments", "Debit")
         assert end_sessions_of_the_bus(dsn) == 1, "the parent's session outlived the child"
+
+
+def test_a_bus_waits_no_longer_than_it_is_told_for_a_server_that_takes_writes(dsn: str) -> None:
+    standby = make_conninfo(dsn, options="-c default_transaction_read_only=on")
+    with CommandBus(standby, timeout=0.2) as bus:
+        began = time.monotonic()
+        with pytest.raises(DatabaseUnavailableError, match="read-only"):
+            bus.send("payments", "Debit")
+        assert time.monotonic() - began < 10
+    with pytest.raises(ValueError, match="timeout"):
+        CommandBus(dsn, timeout=0)
 
 
 def test_a_bus_keeps_few_connections(dsn: str) -> None:

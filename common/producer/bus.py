@@ -19,7 +19,7 @@ from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.payloads.forms import Encoder
 from cmdbus.producer.batches import Batches
 from cmdbus.producer.calls import Call, Calls
-from cmdbus.producer.connections import Connections, Pool
+from cmdbus.producer.connections import WAIT_SECONDS, Connections, Pool
 from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
 from cmdbus.producer.explaining import Explaining
 from cmdbus.producer.history import Histories
@@ -90,6 +90,7 @@ class CommandBus(
         on_send: Hook | None = None,
         prepare: bool = True,
         purge_allowed: bool = False,
+        timeout: float = WAIT_SECONDS,
     ) -> None:
         """Opens nothing yet. Takes a `dsn` or a `pool`, a psycopg_pool.ConnectionPool that
         the caller closes.
@@ -103,10 +104,11 @@ class CommandBus(
         trail.
         Without `prepare` nothing is prepared on the server, for a `pool` or a `connection`
         behind a pooler that gives each transaction to another session; with a `dsn` such a
-        pooler is recognised. `purge_allowed` is for tests; see `purge`.
+        pooler is recognised. `purge_allowed` is for tests; see `purge`. `timeout`: seconds for
+        which a call waits for one of the connections that a `dsn` leads to.
         """
         rules, store = SendRules.of(priorities, max_bytes, encoder), Store(schema, prepare=prepare)
-        super().__init__(Connections(dsn, pool, store), rules, store, on_send)
+        super().__init__(Connections(dsn, pool, store, timeout), rules, store, on_send)
         self._purge_allowed = purge_allowed
         self._troubleshooting = Troubleshooting(self._connections, rules)
         self._calls = Calls(self._connections, schema)

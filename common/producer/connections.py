@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTimeout
 
+from cmdbus.checks import check_seconds
 from cmdbus.database import dsn as dsns
 from cmdbus.database import schema as schemas
 from cmdbus.database.adapters import Row
@@ -41,7 +42,7 @@ MAX_CONNECTIONS = 4
 #: Seconds that what has a timeout gives its pool for a connection, at least: libpq cannot connect
 #: within less.
 MIN_CONNECT_SECONDS = 2.0
-_WAIT_SECONDS = 30.0
+WAIT_SECONDS = 30.0
 #: Seconds after which all connections but one are closed, if they were not used.
 _IDLE_SECONDS = 600.0
 _CLOSED = "this CommandBus is closed"
@@ -54,7 +55,9 @@ class Connections:
     `needs` is the kind of role with the fewest rights that suffice, or "owner".
     """
 
-    def __init__(self, dsn: str | None, pool: Pool | None, executor: Executor) -> None:
+    def __init__(
+        self, dsn: str | None, pool: Pool | None, executor: Executor, timeout: float
+    ) -> None:
         if (dsn is None) == (pool is None):
             raise ValueError("CommandBus needs a DSN or a pool: give exactly one of them")
         if isinstance(pool, AsyncConnectionPool):
@@ -62,6 +65,7 @@ class Connections:
         self._executor = executor
         self._parts = None if dsn is None else dsns.complete_producers(dsns.parse(dsn))
         self._given = pool
+        self._timeout = check_seconds("timeout", timeout)
         self._pid = os.getpid()
         #: Pools by process. Those of others are kept as they are: a fork shares their sockets,
         #: and closing one here would end the other process's session. The pid is compared at
@@ -218,7 +222,7 @@ class Connections:
         except _DiedError as died:
             raise died.error from None
 
-    def open_session(self, within: float = _WAIT_SECONDS, **named: str) -> Connection:
+    def open_session(self, within: float = WAIT_SECONDS, **named: str) -> Connection:
         """A session outside of the pool, in autocommit mode, with these keywords of libpq; the
         caller closes it."""
         if self._given is not None:
@@ -275,7 +279,7 @@ class Connections:
         return SessionPool(
             self._open,
             max_size=MAX_CONNECTIONS,
-            timeout=_WAIT_SECONDS,
+            timeout=self._timeout,
             max_idle=_IDLE_SECONDS,
             # A standby that is being promoted lets writes in within seconds.
             passes=lambda error: is_read_only(str(error)),

@@ -13,6 +13,8 @@ from cmdbus.web.wsgi import Application
 #: server to answer, and what one view may take of it.
 KEYWORDS = {"application_name": "cmdbus:web", "connect_timeout": "5"}
 SETTINGS = {"statement_timeout": "10s", "idle_in_transaction_session_timeout": "10s"}
+#: For which a request waits for a session of such a bus: then the page says what is the matter.
+WAIT_SECONDS = 10.0
 
 
 def page(

@@ -134,7 +134,7 @@ def web(
     from cmdbus.database.dsn import with_defaults
     from cmdbus.producer.bus import CommandBus
     from cmdbus.web.http.server import Server
-    from cmdbus.web.serving import KEYWORDS, SETTINGS, page, server_settings
+    from cmdbus.web.serving import KEYWORDS, SETTINGS, WAIT_SECONDS, page, server_settings
 
     if web_token_file is not None and web_auth != _TOKEN:
         raise UsageProblem("--token-file is for --auth token")
@@ -144,7 +144,7 @@ def web(
         ExitStack() as stack,
     ):
         named = with_defaults(where, settings=SETTINGS, **KEYWORDS)
-        bus = stack.enter_context(CommandBus(named, schema=schema))
+        bus = stack.enter_context(CommandBus(named, schema=schema, timeout=WAIT_SECONDS))
         listener = stack.enter_context(bound(*web_http))
         check_reach(listener, web_auth)
         access, secret, notes = _access(web_auth, web_token_file, web_http[0])
