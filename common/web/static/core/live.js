@@ -11,7 +11,7 @@ const AGAIN = [1000, 2000, 4000, 8000, 15000];
 // A stream over which nothing came for so long may hang in a proxy.
 const SILENCE = 120000;
 // Milliseconds that a stream gets for its first value before the value is asked for.
-const PATIENCE = 700;
+const PATIENCE = 1500;
 
 let mode = "events";
 let source = null;
