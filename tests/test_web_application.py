@@ -27,8 +27,9 @@ from cmdbus.producer.ids import new_id
 from cmdbus.web import application, assets
 from cmdbus.web.action import Action
 from cmdbus.web.http.request import BODY_BYTES
-from cmdbus.web.json_values import encode, payload
+from cmdbus.web.json_values import encode
 from cmdbus.web.query import BadQuery, Query, parse_view
+from cmdbus.web.views.payload_values import bounded
 from cmdbus.web.wsgi import Application
 
 NOWHERE = "host=/nonexistent"
@@ -251,6 +252,5 @@ def test_values_have_one_form_in_json() -> None:
 
 
 def test_a_payload_is_cut_between_characters() -> None:
-    assert payload('"äö"', 4) == {"text": '"ä', "bytes": 6, "cut": True}
-    assert payload('"ä"') == {"text": '"ä"', "bytes": 4, "cut": False}
-    assert payload(None) is None
+    assert bounded('"äö"', 4) == {"text": '"ä', "bytes": 6, "cut": True}
+    assert bounded('"ä"', 4) == {"text": '"ä"', "bytes": 4, "cut": False}

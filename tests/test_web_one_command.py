@@ -13,7 +13,7 @@ from web import ask
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, RetryPolicy, SendRequest
 from cmdbus.data import decode
 from cmdbus.web import application
-from cmdbus.web.views.payloads import shown
+from cmdbus.web.views.payload_values import payload_of
 
 
 def read(bus: CommandBus, id_: UUID, query: str = "") -> Any:
@@ -115,11 +115,11 @@ def test_data_of_other_programs_is_shown_as_far_as_it_can_be(
 
 
 def test_payloads_are_shown_as_bounded_text() -> None:
-    assert shown(None) == {"text": "null", "bytes": 4, "cut": False, "problem": None}
-    assert shown({"é": [1, 1.5]})["text"] == '{"é":[1,1.5]}'
-    cut = shown("é" * 100, limit=10)
+    assert payload_of(None) == {"text": "null", "bytes": 4, "cut": False, "problem": None}
+    assert payload_of({"é": [1, 1.5]})["text"] == '{"é":[1,1.5]}'
+    cut = payload_of("é" * 100, limit=10)
     assert (cut["text"], cut["bytes"], cut["cut"]) == ('"éééé', 202, True)
-    undecodable = shown(decode("1e999"))
+    undecodable = payload_of(decode("1e999"))
     assert undecodable["text"] == "1e999" and "out of range" in undecodable["problem"]
 
 

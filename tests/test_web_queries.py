@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from cmdbus.web.json_values import encode, payload_of
+from cmdbus.web.json_values import encode
 from cmdbus.web.query import BadQuery, Query, parse
 
 ID = UUID("0190b3c4-0000-7000-8000-000000000001")
@@ -99,10 +99,3 @@ def test_each_kind_of_value_has_a_form() -> None:
     for unknown in (date(2026, 1, 1), b"bytes", Point, object()):
         with pytest.raises(TypeError):
             encode([unknown])
-
-
-def test_a_parsed_payload_is_text_again() -> None:
-    assert payload_of(None) is None
-    assert payload_of({"a": "é"}) == {"text": '{\n  "a": "é"\n}', "bytes": 15, "cut": False}
-    cut = payload_of("x" * 100, 10)
-    assert cut is not None and cut["cut"] and cut["bytes"] == 102 and cut["text"] == '"' + "x" * 9

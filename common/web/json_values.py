@@ -1,4 +1,4 @@
-"""Values of views as JSON: times in UTC, durations in seconds, payloads as bounded text. Pure."""
+"""Values of views as JSON: times in UTC, durations in seconds. Pure."""
 
 import json
 import math
@@ -10,32 +10,10 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
-#: Bytes of a payload that a view shows, unless it chooses.
-PAYLOAD_BYTES = 64 * 1024
-
 
 def encode(value: object) -> str:
     """ASCII, which no encoding on the way can break."""
     return json.dumps(_plain(value), allow_nan=False, separators=(",", ":"))
-
-
-def payload(text: str | None, limit: int = PAYLOAD_BYTES) -> dict[str, Any] | None:
-    """JSON text of a command, unparsed: at most `limit` bytes of it, all of its bytes counted, and
-    whether it was cut."""
-    if text is None:
-        return None
-    whole = text.encode("utf-8", "surrogatepass")
-    shown = text
-    if len(whole) > limit:
-        shown = whole[:limit].decode("utf-8", "ignore")
-    return {"text": shown, "bytes": len(whole), "cut": len(whole) > limit}
-
-
-def payload_of(value: object, limit: int = PAYLOAD_BYTES) -> dict[str, Any] | None:
-    """The same for a value that the bus has parsed; None is one that a record does not have."""
-    if value is None:
-        return None
-    return payload(json.dumps(value, ensure_ascii=False, indent=2, default=str), limit)
 
 
 def _plain(value: Any) -> Any:

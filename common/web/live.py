@@ -48,7 +48,7 @@ class Feed:
     """Safe to share between threads. `read` is called by one thread at a time."""
 
     def __init__(self, read: Read) -> None:
-        self._read_view = read
+        self._text_of = read
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._state = FeedState()
@@ -57,7 +57,7 @@ class Feed:
         #: Since when the thread reads a view; None between two.
         self._reading_since: float | None = None
         #: One reading at a time, also of clients that poll.
-        self._session = threading.Lock()
+        self._reading = threading.Lock()
         self._polled = FeedState()
 
     def subscribe(self, paths: Sequence[str]) -> "Subscription":
@@ -81,7 +81,7 @@ class Feed:
         paths = list(dict.fromkeys(paths))
         _check(paths)
         events = []
-        with self._session:
+        with self._reading:
             for path in paths:
                 event = self._poll(path)
                 events.append({"event": event.name, "data": json.loads(event.data)})
@@ -121,7 +121,7 @@ class Feed:
     def _run(self) -> None:
         while (path := self._next()) is not None:
             try:
-                with self._session:
+                with self._reading:
                     self._reading_since = time.monotonic()
                     self._read(self._state, path)
             except Exception as error:
@@ -147,7 +147,7 @@ class Feed:
         began = time.monotonic()
         text, sentence, is_away = "", None, False
         try:
-            text = self._read_view(path)
+            text = self._text_of(path)
         except Exception as error:
             sentence, is_away = _sentence(path, error)
         with self._lock:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from http import HTTPStatus
 
-from cmdbus.web.http.heads import HEAD_END, Head, RefusedError, parse_head
+from cmdbus.web.http.heads import HEAD_END, BadRequestError, Head, parse_head
 from cmdbus.web.http.settings import ServerSettings
 from cmdbus.web.http.streams import Stream
 
@@ -58,7 +58,7 @@ class Connection:
         end = received.find(HEAD_END, max(0, self.scanned - 3))
         self.scanned = len(received)
         if end > settings.head_bytes or (end < 0 and len(received) > settings.head_bytes):
-            raise RefusedError(
+            raise BadRequestError(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
                 f"the head of the request has more than {settings.head_bytes} bytes",
             )
@@ -68,7 +68,7 @@ class Connection:
         del received[: end + len(HEAD_END)]
         self.scanned = 0
         if head.body_bytes > settings.body_bytes:
-            raise RefusedError(
+            raise BadRequestError(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 f"the body has more than {settings.body_bytes} bytes",
             )

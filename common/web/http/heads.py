@@ -22,7 +22,7 @@ _ABSOLUTE = re.compile(rb"https?://[^/?#]+", re.IGNORECASE)
 _SINGLE = {"authorization", "content-length", "content-type", "host", "origin", "x-csrf-token"}
 
 
-class RefusedError(Exception):
+class BadRequestError(Exception):
     """The request cannot be answered but with this status; its connection is closed."""
 
     def __init__(self, status: HTTPStatus, sentence: str) -> None:
@@ -62,7 +62,7 @@ def parse_head(head: bytes, single: Iterable[str] = ()) -> Head:
         raise _bad("the target of the request is malformed")
     path, _, query = target.partition(b"#")[0].partition(b"?")
     if len(lines) > MAX_FIELDS:
-        raise RefusedError(
+        raise BadRequestError(
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"there are more than {MAX_FIELDS} fields"
         )
     fields = _fields(lines, _SINGLE.union(single))
@@ -70,7 +70,7 @@ def parse_head(head: bytes, single: Iterable[str] = ()) -> Head:
     if minor == 1 and "host" not in fields:
         raise _bad("the field Host is missing")
     if "transfer-encoding" in fields:
-        raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "a body must have its Content-Length")
+        raise BadRequestError(HTTPStatus.LENGTH_REQUIRED, "a body must have its Content-Length")
     decoded = unquote_to_bytes(path)
     if b"\0" in decoded:
         raise _bad("the path has a NUL character")
@@ -99,8 +99,8 @@ def _fields(lines: Iterable[bytes], single: set[str]) -> dict[str, str]:
     return found
 
 
-def _bad(sentence: str) -> RefusedError:
-    return RefusedError(HTTPStatus.BAD_REQUEST, sentence)
+def _bad(sentence: str) -> BadRequestError:
+    return BadRequestError(HTTPStatus.BAD_REQUEST, sentence)
 
 
 def environ_of(head: Head, body: bytes, *, server: tuple[str, int], peer: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 from cmdbus.clock import time
 from cmdbus.web.http.connection import DISPENSABLE, Connection, State
-from cmdbus.web.http.heads import HEAD_END, Head, RefusedError, environ_of, plain_response
+from cmdbus.web.http.heads import HEAD_END, BadRequestError, Head, environ_of, plain_response
 from cmdbus.web.http.runner import Answer, Application, Runner, answer, place_of
 from cmdbus.web.http.settings import ServerSettings
 from cmdbus.web.http.streams import Stream, close_body
@@ -215,8 +215,8 @@ class Server:
                 if len(connection.received) < head.body_bytes:
                     return
                 self._hand_over(connection, head)
-        except RefusedError as refused:
-            self._refuse(connection, refused.status, str(refused))
+        except BadRequestError as error:
+            self._refuse(connection, error.status, str(error))
 
     def _read_head(self, connection: Connection) -> None:
         head = connection.take_head(self._settings)

@@ -9,7 +9,7 @@ from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.records import BatchRecord
 from cmdbus.web.query import Query
 from cmdbus.web.views.batches import batch
-from cmdbus.web.views.payloads import shown
+from cmdbus.web.views.payload_values import payload_of
 from cmdbus.web.views.processes import process
 from cmdbus.web.views.records import events
 
@@ -36,7 +36,7 @@ def read(bus: CommandBus, query: Query) -> object:
     record = bus.get_batch(batch_id)
     return {
         **value,
-        "data": None if record is None else shown(record.data),
+        "data": None if record is None else payload_of(record.data),
         "audit": events(bus.batch_audit(batch_id)),
         "follow_ups": bus.batch_follow_ups(batch_id),
     }

@@ -11,7 +11,7 @@ from cmdbus.producer.found_commands import FoundCommand
 from cmdbus.producer.records import AuditEvent, CommandRecord, Status
 from cmdbus.web.query import Query
 from cmdbus.web.views.executions import executions, value_of
-from cmdbus.web.views.payloads import shown
+from cmdbus.web.views.payload_values import payload_of
 from cmdbus.web.views.timeline import timeline
 
 #: Events and executions that are shown, unless more are asked for: the latest.
@@ -33,9 +33,9 @@ def read(bus: CommandBus, query: Query) -> object:
     runs = executions(record, audit)
     return {
         **_fields(record),
-        "data": shown(record.data),
-        "result": shown(record.result) if record.status is Status.COMPLETED else None,
-        "checkpoint": None if record.checkpoint is None else shown(record.checkpoint),
+        "data": payload_of(record.data),
+        "result": payload_of(record.result) if record.status is Status.COMPLETED else None,
+        "checkpoint": None if record.checkpoint is None else payload_of(record.checkpoint),
         "why": bus.explain(domain, command_id),
         "timeline": timeline(record, runs, audit, datetime.now(UTC))[-most:],
         "executions": [value_of(run) for run in runs[-most:]],
@@ -69,14 +69,14 @@ def _event(event: AuditEvent, number: int) -> dict[str, Any]:
     details, change = event.details, None
     if event.kind == "OPERATOR_RETRY" and isinstance(details, dict):
         change = {
-            "before": shown(details.get("data_before"), _DETAILS_BYTES),
-            "after": shown(details.get("data"), _DETAILS_BYTES),
+            "before": payload_of(details.get("data_before"), _DETAILS_BYTES),
+            "after": payload_of(details.get("data"), _DETAILS_BYTES),
         }
         details = None
     return {
         "number": number,
         **{name: getattr(event, name) for name in names},
-        "details": None if details is None else shown(details, _DETAILS_BYTES),
+        "details": None if details is None else payload_of(details, _DETAILS_BYTES),
         "change": change,
     }
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from cmdbus.producer.records import AuditEvent, CommandRecord, Status
-from cmdbus.web.views.payloads import shown
+from cmdbus.web.views.payload_values import payload_of
 
 RECEIVED = "RECEIVED"
 TROUBLE = "MOVED_TO_TROUBLESHOOTING_QUEUE"
@@ -94,7 +94,7 @@ def parts_of(details: object) -> dict[str, Any]:
     """Of an event's details: reason, exception and traceback, with what a hung or killed process
     has told: its stack, its statement, and the sessions that blocked it. The rest is JSON."""
     if not isinstance(details, Mapping):
-        return {} if details is None else {"details": shown(details, _DETAILS_BYTES)}
+        return {} if details is None else {"details": payload_of(details, _DETAILS_BYTES)}
     parts: dict[str, Any] = {
         name: _text(details.get(name)) for name in ("reason", "exception", "traceback")
     }
@@ -106,7 +106,7 @@ def parts_of(details: object) -> dict[str, Any]:
             parts["blocked_by"] = _lines(taken["blocked_by"])
         rest = {name: value for name, value in rest.items() if name not in taken}
     if rest not in (None, {}):
-        parts["details"] = shown(rest, _DETAILS_BYTES)
+        parts["details"] = payload_of(rest, _DETAILS_BYTES)
     return parts
 
 

@@ -5,7 +5,7 @@ from cmdbus.checks import check_name
 from cmdbus.errors import CommandNotFoundError
 from cmdbus.producer.bus import CommandBus
 from cmdbus.web.query import BadQuery, NotFound, Query
-from cmdbus.web.views.payloads import WHOLE, shown
+from cmdbus.web.views.payload_values import WHOLE, payload_of
 
 _PAYLOADS = ("data", "result", "checkpoint")
 
@@ -19,10 +19,10 @@ def read(bus: CommandBus, query: Query) -> object:
         audit = bus.audit(domain, command_id)
         if not number.isascii() or not number.isdecimal() or int(number[:9]) >= len(audit):
             raise NotFound(f"the audit trail has no event {number[:20]!r}")
-        return shown(audit[int(number)].details, WHOLE)
+        return payload_of(audit[int(number)].details, WHOLE)
     if what not in _PAYLOADS:
         raise BadQuery(f"a command has {', '.join(_PAYLOADS)} and events, and not {what[:40]!r}")
     record = bus.get(domain, command_id)
     if record is None:
         raise CommandNotFoundError(domain, command_id)
-    return shown(getattr(record, what), WHOLE)
+    return payload_of(getattr(record, what), WHOLE)

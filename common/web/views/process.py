@@ -8,7 +8,7 @@ from cmdbus.errors import ProcessNotFoundError
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.process_records import ProcessRecord, ProcessStep
 from cmdbus.web.query import Query
-from cmdbus.web.views.payloads import shown
+from cmdbus.web.views.payload_values import payload_of
 from cmdbus.web.views.processes import process
 from cmdbus.web.views.records import events
 
@@ -36,7 +36,7 @@ def read(bus: CommandBus, query: Query) -> object:
     audit = bus.process_audit(process_id, latest=_EVENTS + 1)
     return {
         **value,
-        "state": None if record is None else shown(record.state),
+        "state": None if record is None else payload_of(record.state),
         "steps": [*map(_step, steps[-_STEPS:])],
         "more_steps": len(steps) > _STEPS,
         "audit": events(audit[-_EVENTS:]),

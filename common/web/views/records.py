@@ -6,14 +6,14 @@ from datetime import datetime
 from typing import Any
 
 from cmdbus.producer.records import AuditEvent, Waiting
-from cmdbus.web.views.payloads import shown
+from cmdbus.web.views.payload_values import payload_of
 
 #: Bytes of the details of one event.
 _DETAILS_BYTES = 4096
 
 
 def event(found: AuditEvent) -> dict[str, Any]:
-    details = None if found.details is None else shown(found.details, _DETAILS_BYTES)
+    details = None if found.details is None else payload_of(found.details, _DETAILS_BYTES)
     return {
         "at": found.at,
         "kind": found.kind,

@@ -12,7 +12,7 @@ from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.found_commands import FoundCommand
 from cmdbus.producer.records import BatchRecord
 from cmdbus.web.query import Query
-from cmdbus.web.views.flow import REPLY, tree
+from cmdbus.web.views.command_tree import REPLY, tree
 
 #: Of one correlation id.
 _COMMANDS, _REPLIES, _BATCHES = 200, 20, 10

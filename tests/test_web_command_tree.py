@@ -7,7 +7,7 @@ from uuid import UUID
 
 from cmdbus.producer.process_records import ProcessRecord, ProcessStatus, ProcessStep
 from cmdbus.producer.records import BatchRecord, BatchStatus, CommandRecord, Status
-from cmdbus.web.views.flow import tree
+from cmdbus.web.views.command_tree import tree
 
 BEGIN = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ROOT = UUID(int=1)
