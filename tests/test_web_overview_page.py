@@ -23,7 +23,7 @@ _HOSTILE = '"><img src=x onerror=alert(1)>'
 def domain(name: str, **fields: Any) -> dict[str, Any]:
     states = dict.fromkeys(("waiting", "limited", "later", "running", "in_trouble"), 0)
     rest = {"paused": False, "accepting": True, "oldest_age": 0.0, "rate_in": 0.0, "rate_out": 0.0}
-    times = {"waited": _NONE, "ran": _NONE, "settings": None}
+    times = {"waited": _NONE, "ran": _NONE}
     return {"domain": name, **states, **rest, **times, **fields}
 
 

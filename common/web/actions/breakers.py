@@ -9,8 +9,8 @@ from cmdbus.producer.breakers import BreakerRecord
 from cmdbus.producer.bus import CommandBus
 from cmdbus.web.action import Action, Body
 from cmdbus.web.actions.answers import done, preview, undoing
-from cmdbus.web.actions.covered import sentence as said
-from cmdbus.web.actions.covered import waiting_of
+from cmdbus.web.actions.covered import read_waiting
+from cmdbus.web.actions.covered import sentence as waiting_sentence
 from cmdbus.web.actions.order import Order
 
 _OPEN, _CLOSED = BreakerState.OPEN, BreakerState.CLOSED
@@ -41,8 +41,9 @@ def _bound(bus: CommandBus, record: BreakerRecord, sentence: str) -> tuple[list[
     """What becomes of commands, and how many of them wait now."""
     if not record.covers:
         return ["No type is bound to it: it is only about calls that handlers make."], None
-    waiting = waiting_of(bus, record.covers)
-    return [f"Commands of {', '.join(record.covers)} {sentence}.", said(waiting)], waiting.depth
+    waiting = read_waiting(bus, record.covers)
+    commands = f"Commands of {', '.join(record.covers)} {sentence}."
+    return [commands, waiting_sentence(waiting)], waiting.depth
 
 
 def _preview_open(bus: CommandBus, body: Body) -> dict[str, Any]:

@@ -1,22 +1,15 @@
 """How many commands a limit or breaker is about now."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.records import Waiting
 from cmdbus.web.actions.answers import commands, number
+from cmdbus.web.covers import domains_of, waiting_of
 
 
-def waiting_of(bus: CommandBus, covers: Sequence[str]) -> Waiting:
-    """Of these types, given as domain/type, and domains."""
-    total = Waiting()
-    domains = sorted({cover.partition("/")[0] for cover in covers})
-    for record in bus.domains(*domains) if domains else []:
-        for type_, waiting in record.types.items():
-            if record.domain in covers or f"{record.domain}/{type_}" in covers:
-                total += replace(waiting, oldest_age=0.0)
-    return total
+def read_waiting(bus: CommandBus, covers: Sequence[str]) -> Waiting:
+    return waiting_of(covers, bus.domains(*domains_of(covers)) if covers else [])
 
 
 def sentence(waiting: Waiting) -> str:

@@ -9,7 +9,7 @@ from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.limits import LimitRecord
 from cmdbus.web.action import Action, Body
 from cmdbus.web.actions.answers import done, field, preview, undoing, yes_or_no
-from cmdbus.web.actions.covered import sentence, waiting_of
+from cmdbus.web.actions.covered import read_waiting, sentence
 from cmdbus.web.actions.order import Order
 
 _OF_ALL = ("concurrency", "rate", "burst")
@@ -66,7 +66,7 @@ def _preview_set(bus: CommandBus, body: Body) -> dict[str, Any]:
     if record is None and "/" not in name:
         raise InvalidOperationError(f"no app declares a shared limit {name!r}")
     plain = _plain(_terms(name, record))
-    waiting = waiting_of(bus, _covers(name, record))
+    waiting = read_waiting(bus, _covers(name, record))
     return preview(
         f"Set the limit {name}",
         [
@@ -152,7 +152,7 @@ def _preview_clear(bus: CommandBus, body: Body) -> dict[str, Any]:
     name = Order(body, ["name"]).name("name")
     record = _cleared(bus, name)
     declared = str(record.declared[0].limit) if record.declared else "no limit"
-    waiting = waiting_of(bus, record.covers)
+    waiting = read_waiting(bus, record.covers)
     return preview(
         f"Clear the limit {name}",
         [

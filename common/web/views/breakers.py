@@ -6,8 +6,9 @@ from cmdbus.breakers import BreakerState
 from cmdbus.producer.breakers import BreakerRecord
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.records import AuditEvent
+from cmdbus.web.covers import domains_of
 from cmdbus.web.query import Query
-from cmdbus.web.views.records import concerns, event, remark
+from cmdbus.web.views.records import event, set_by
 
 #: Changes of each breaker, and of one alone.
 _LATEST, _LATEST_OF_ONE = 50, 300
@@ -28,7 +29,7 @@ def read(bus: CommandBus, query: Query) -> object:
     if name is not None:
         records = [each for each in records if each.name == name]
     if domain is not None:
-        records = [each for each in records if concerns(each.covers, domain)]
+        records = [each for each in records if domain in domains_of(each.covers)]
     audits: dict[str, list[AuditEvent]] = {}
     if not restricted and records:
         audits = bus.breakers.audits(_LATEST if name is None else _LATEST_OF_ONE)
@@ -45,7 +46,6 @@ def breaker(
     record: BreakerRecord, audit: list[AuditEvent] | None, *, whole: bool = False
 ) -> dict[str, Any]:
     """Without `whole` events are without their details."""
-    set_ = record.set
     return {
         "name": record.name,
         "state": record.state,
@@ -67,9 +67,7 @@ def breaker(
             }
             for each in record.declared
         ],
-        "set": None
-        if set_ is None
-        else {"values": set_.values, **remark(set_.operator, set_.reason, set_.set_at)},
+        "set": set_by(record.set),
         "events": None if audit is None else [_event(each, whole) for each in audit][::-1],
     }
 

@@ -9,12 +9,14 @@ from cmdbus.checks import check_name
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.records import DomainRecord, Waiting
 from cmdbus.selection import listed, priorities_text
+from cmdbus.web.covers import domains_of
 from cmdbus.web.query import Query
 from cmdbus.web.views.breakers import breaker
 from cmdbus.web.views.limits import limit
-from cmdbus.web.views.records import concerns, events
+from cmdbus.web.views.records import events
 from cmdbus.web.views.schedules import schedule
 
+_SETTINGS = ("max_depth", "warn_depth", "max_waiting_per_key", "keep")
 #: Changes that are shown, at most: the latest.
 _EVENTS = 100
 #: Of a domain that has no settings.
@@ -27,24 +29,18 @@ def read(bus: CommandBus, query: Query) -> object:
     restricted = not bus.rights().reads_data
     found = bus.domains(name)
     record = found[0] if found else _unknown(name)
-    counts = {f"{name}/{type_}": waiting for type_, waiting in record.types.items()}
     return {
         "domain": name,
         #: Something of it is unfinished, or set.
         "known": bool(found),
         "paused": record.paused,
         "accepting": record.accepting,
-        "settings": {
-            "max_depth": record.max_depth,
-            "warn_depth": record.warn_depth,
-            "max_waiting_per_key": record.max_waiting_per_key,
-            "keep": record.keep,
-        },
+        "settings": {name: getattr(record, name) for name in _SETTINGS},
         "depth": record.all.depth,
         **asdict(record.all),
         "types": [_type(record, type_) for type_ in record.types],
-        "limits": [limit(e, counts) for e in bus.limits.list() if concerns(e.covers, name)],
-        "breakers": [breaker(e, None) for e in bus.breakers.list() if concerns(e.covers, name)],
+        "limits": [limit(e, [record]) for e in bus.limits.list() if name in domains_of(e.covers)],
+        "breakers": [breaker(e, None) for e in bus.breakers.list() if name in domains_of(e.covers)],
         "schedules": [schedule(e, False) for e in bus.schedules.list() if e.domain == name],
         "audit": None if restricted else events(bus.domain_audit(name, latest=_EVENTS)),
         "restricted": restricted,

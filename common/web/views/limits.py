@@ -1,19 +1,16 @@
 """The view `limits`: what is in force, what apps declare, what operators have set, and how much of
 it is taken now."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from cmdbus.limits import Limit
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.limits import LimitRecord
-from cmdbus.producer.records import Waiting
+from cmdbus.producer.records import DomainRecord, Waiting
+from cmdbus.web.covers import domains_of, waiting_of
 from cmdbus.web.query import Query
-from cmdbus.web.views.records import concerns, remark
-
-#: By type, as domain/type.
-Counts = Mapping[str, Waiting]
+from cmdbus.web.views.records import set_by
 
 
 def read(bus: CommandBus, query: Query) -> object:
@@ -21,18 +18,13 @@ def read(bus: CommandBus, query: Query) -> object:
     query.check()
     records = bus.limits.list()
     if domain is not None:
-        records = [each for each in records if concerns(each.covers, domain)]
-    domains = sorted({cover.partition("/")[0] for each in records for cover in each.covers})
-    counts = {
-        f"{found.domain}/{type_}": waiting
-        for found in (bus.domains(*domains) if domains else [])
-        for type_, waiting in found.types.items()
-    }
-    return {"limits": [limit(each, counts) for each in records]}
+        records = [each for each in records if domain in domains_of(each.covers)]
+    names = domains_of(cover for each in records for cover in each.covers)
+    domains = bus.domains(*names) if names else []
+    return {"limits": [limit(each, domains) for each in records]}
 
 
-def limit(record: LimitRecord, counts: Counts) -> dict[str, Any]:
-    set_ = record.set
+def limit(record: LimitRecord, domains: Sequence[DomainRecord]) -> dict[str, Any]:
     return {
         "name": record.name,
         "is_shared": "/" not in record.name,
@@ -42,10 +34,8 @@ def limit(record: LimitRecord, counts: Counts) -> dict[str, Any]:
             {"app": each.app, "declared_at": each.declared_at, **_declared(each.limit)}
             for each in record.declared
         ],
-        "set": None
-        if set_ is None
-        else {"values": set_.values, **remark(set_.operator, set_.reason, set_.set_at)},
-        "usage": usage(record.covers, counts),
+        "set": set_by(record.set),
+        "usage": _usage(waiting_of(record.covers, domains)),
     }
 
 
@@ -57,11 +47,6 @@ def _declared(limit: Limit) -> dict[str, Any]:
     return {"text": str(limit), "terms": limit.terms}
 
 
-def usage(covers: Iterable[str], counts: Counts) -> dict[str, Any]:
-    """Of the types that the limit is for: what runs, what waits at a limit, and what is ready."""
-    whole = [cover for cover in covers if "/" not in cover]
-    total = Waiting()
-    for type_, waiting in counts.items():
-        if type_ in covers or type_.partition("/")[0] in whole:
-            total += replace(waiting, oldest_age=0.0)
-    return {"running": total.in_progress, "limited": total.limited, "ready": total.ready}
+def _usage(waiting: Waiting) -> dict[str, Any]:
+    """What runs, what waits at a limit, and what is ready."""
+    return {"running": waiting.in_progress, "limited": waiting.limited, "ready": waiting.ready}

@@ -135,7 +135,7 @@ def _rates(live: Rates, minutes: Sequence[HistoryPoint], now: datetime) -> Rates
 def _domain(name: str, record: DomainRecord | None, rates: Rates) -> dict[str, Any]:
     """None: nothing of it is unfinished, and nothing is set."""
     counts = record.all if record else Waiting()
-    value: dict[str, Any] = {
+    return {
         "domain": name,
         "paused": record is not None and record.paused,
         "accepting": record is None or record.accepting,
@@ -145,16 +145,7 @@ def _domain(name: str, record: DomainRecord | None, rates: Rates) -> dict[str, A
         "rate_out": _rounded(rates.ending),
         "waited": _times(rates.waited),
         "ran": _times(rates.ran),
-        "settings": None,
     }
-    if record is not None:
-        value["settings"] = {
-            "max_depth": record.max_depth,
-            "warn_depth": record.warn_depth,
-            "max_waiting_per_key": record.max_waiting_per_key,
-            "keep": record.keep,
-        }
-    return value
 
 
 def _counts(counts: Waiting) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """Values that several views have in common. Pure."""
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from cmdbus.producer.records import AuditEvent, Waiting
+from cmdbus.producer.breakers import SetBreaker
+from cmdbus.producer.limits import SetLimit
+from cmdbus.producer.records import AuditEvent
 from cmdbus.web.views.payload_values import payload_of
 
 #: Bytes of the details of one event.
@@ -35,11 +36,8 @@ def remark(operator: str | None, reason: str | None, at: datetime) -> dict[str, 
     return {"operator": operator, "reason": reason, "at": at}
 
 
-def waiting(counts: Waiting) -> dict[str, Any]:
-    return asdict(counts)
-
-
-def concerns(covers: Iterable[str], domain: str) -> bool:
-    """Whether a limit or breaker for these types, given as domain/type, and domains is for some of
-    the domain's."""
-    return any(each.partition("/")[0] == domain for each in covers)
+def set_by(found: SetLimit | SetBreaker | None) -> dict[str, Any] | None:
+    """What operators have set of a limit or breaker."""
+    if found is None:
+        return None
+    return {"values": found.values, **remark(found.operator, found.reason, found.set_at)}
