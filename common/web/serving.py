@@ -1,6 +1,8 @@
 """The page with its views and actions, mounted or served by itself."""
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 from cmdbus.producer.bus import CommandBus
 from cmdbus.web.http.settings import ServerSettings
@@ -9,10 +11,13 @@ from cmdbus.web.security.gate import Role
 from cmdbus.web.security.token_access import TokenAccess
 from cmdbus.web.wsgi import Application
 
-#: Of a bus whose sessions are the page's alone: their name in pg_stat_activity, seconds for a
-#: server to answer, and what one view may take of it.
-KEYWORDS = {"application_name": "cmdbus:web", "connect_timeout": "5"}
-SETTINGS = {"statement_timeout": "10s", "idle_in_transaction_session_timeout": "10s"}
+#: For a DSN whose sessions are the page's alone, as arguments of `with_defaults`: their name in
+#: pg_stat_activity, seconds for a server to answer, and what one view may take of it.
+DSN_DEFAULTS: Mapping[str, Any] = {
+    "application_name": "cmdbus:web",
+    "connect_timeout": "5",
+    "settings": {"statement_timeout": "10s", "idle_in_transaction_session_timeout": "10s"},
+}
 #: For which a request waits for a session of such a bus: then the page says what is the matter.
 WAIT_SECONDS = 10.0
 

@@ -134,7 +134,7 @@ def web(
     from cmdbus.database.dsn import with_defaults
     from cmdbus.producer.bus import CommandBus
     from cmdbus.web.http.server import Server
-    from cmdbus.web.serving import KEYWORDS, SETTINGS, WAIT_SECONDS, page, server_settings
+    from cmdbus.web.serving import DSN_DEFAULTS, WAIT_SECONDS, page, server_settings
 
     if web_token_file is not None and web_auth != _TOKEN:
         raise UsageProblem("--token-file is for --auth token")
@@ -143,7 +143,7 @@ def web(
         database(dsn, embedded=embedded, schema=schema) as where,
         ExitStack() as stack,
     ):
-        named = with_defaults(where, settings=SETTINGS, **KEYWORDS)
+        named = with_defaults(where, **DSN_DEFAULTS)
         bus = stack.enter_context(CommandBus(named, schema=schema, timeout=WAIT_SECONDS))
         listener = stack.enter_context(bound(*web_http))
         check_reach(listener, web_auth)

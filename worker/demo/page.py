@@ -19,8 +19,6 @@ from cmdbus.supervisor.cli.options import login_name
 
 _PROGRAM = ["-P", "-m", "cmdbus.worker.demo.page"]
 _DSN = "CMDBUS_DSN"
-#: What one view may take of the server.
-_SETTINGS = {"statement_timeout": "10s"}
 _STDERR = 2
 #: Seconds for requests that run when the demo ends, and for the process after that.
 _STOP_SECONDS, _END_SECONDS = 0.5, 2.0
@@ -68,10 +66,11 @@ def main() -> None:
     from cmdbus.database.dsn import with_defaults
     from cmdbus.web import application
     from cmdbus.web.http.server import Server
+    from cmdbus.web.serving import DSN_DEFAULTS
 
     descriptor, schema, log_format, log_level = sys.argv[1:]
     set_up(log_format, log_level)
-    dsn = with_defaults(os.environ[_DSN], application_name="cmdbus:web", settings=_SETTINGS)
+    dsn = with_defaults(os.environ[_DSN], **DSN_DEFAULTS)
     with (
         CommandBus(dsn, schema=schema) as bus,
         closing(application(bus, operator=login_name())) as page,

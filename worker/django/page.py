@@ -65,10 +65,10 @@ def page_urls(
 
 
 def _bus() -> CommandBus:
-    from cmdbus.web.serving import KEYWORDS, SETTINGS
+    from cmdbus.web.serving import DSN_DEFAULTS
 
     found = bus_in(None)
-    dsn = with_defaults(dsn_of(found.using), settings=SETTINGS, **KEYWORDS)
+    dsn = with_defaults(dsn_of(found.using), **DSN_DEFAULTS)
     return CommandBus(dsn, schema=found.schema)
 
 
