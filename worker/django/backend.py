@@ -16,17 +16,16 @@ from cmdbus.django.frameworks import (
     BaseTaskBackend,
     InvalidTask,
     InvalidTaskBackend,
-    TaskResult,
     TaskResultDoesNotExist,
     TaskResultStatus,
     task_backends,
     task_enqueued,
 )
 from cmdbus.django.options import BackendOptions, backend_options, own_options, queues_of
-from cmdbus.django.results import result_of
+from cmdbus.django.results import new_result, result_of
 from cmdbus.django.task import CommandTask
 from cmdbus.django.task_commands import TaskCommands, task_commands
-from cmdbus.django.times import aware, local
+from cmdbus.django.times import aware
 from cmdbus.producer.requests import SendRequest
 from cmdbus.uniqueness import REJECT
 
@@ -94,20 +93,8 @@ class CommandBusBackend(BaseTaskBackend):
         command_id, sent_at = self._commands.send(_request(task, data))
         if sent_at is None:  # Another command has its unique key.
             return self.get_result(str(command_id))
-        result = TaskResult(
-            task=task,
-            id=str(command_id),
-            status=TaskResultStatus.READY,
-            enqueued_at=local(sent_at),
-            started_at=None,
-            last_attempted_at=None,
-            finished_at=None,
-            args=data["args"],
-            kwargs=data["kwargs"],
-            backend=self.alias,
-            errors=[],
-            worker_ids=[],
-        )
+        status = TaskResultStatus.READY
+        result = new_result(task, str(command_id), status, sent_at, data["args"], data["kwargs"])
         task_enqueued.send_robust(type(self), task_result=result)
         return result
 

@@ -56,19 +56,36 @@ def events_of(row: TaskRow) -> list[Event]:
     return [Event(*event) for event in events] if isinstance(events, list) else []
 
 
-def result_of(row: TaskRow, task: Any, id: str, args: Any, kwargs: Any) -> Any:
-    events = events_of(row)
-    result = TaskResult(
+def new_result(
+    task: Any, id: str, status: Any, sent_at: datetime, args: Any, kwargs: Any, **more: Any
+) -> Any:
+    """`more` is what there is after the first attempt has begun."""
+    fields = {
+        **dict.fromkeys(("started_at", "last_attempted_at", "finished_at")),
+        "errors": [],
+        "worker_ids": [],
+        **more,
+    }
+    return TaskResult(
         task=task,
         id=id,
-        status=_STATUSES.get(row.status, TaskResultStatus.FAILED),
-        enqueued_at=local(row.created_at),
-        started_at=local(row.begun_at),
-        last_attempted_at=local(row.started_at),
-        finished_at=local(row.ended_at),
+        status=status,
+        enqueued_at=local(sent_at),
         args=args,
         kwargs=kwargs,
         backend=task.backend,
+        **fields,
+    )
+
+
+def result_of(row: TaskRow, task: Any, id: str, args: Any, kwargs: Any) -> Any:
+    events = events_of(row)
+    status = _STATUSES.get(row.status, TaskResultStatus.FAILED)
+    result = new_result(
+        *(task, id, status, row.created_at, args, kwargs),
+        started_at=local(row.begun_at),
+        last_attempted_at=local(row.started_at),
+        finished_at=local(row.ended_at),
         errors=[TaskError(**error) for error in errors_of(row, events)],
         worker_ids=workers_of(row, events),
     )

@@ -8,9 +8,8 @@ from django.utils import timezone
 from cmdbus.command import Command
 from cmdbus.context import Context
 from cmdbus.data import decode
-from cmdbus.django.frameworks import TaskError, TaskResult, TaskResultStatus
-from cmdbus.django.results import Event, error_of
-from cmdbus.django.times import local
+from cmdbus.django.frameworks import TaskError, TaskResultStatus
+from cmdbus.django.results import Event, error_of, new_result
 from cmdbus.surroundings import execution_of
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
 
@@ -23,18 +22,10 @@ def started(
     if not execution.is_first:
         return task.get_backend().get_result(command_id)
     now = timezone.now()
-    return TaskResult(
-        task=task,
-        id=command_id,
-        status=TaskResultStatus.RUNNING,
-        enqueued_at=local(command.created_at),
+    return new_result(
+        *(task, command_id, TaskResultStatus.RUNNING, command.created_at, args, kwargs),
         started_at=now,
         last_attempted_at=now,
-        finished_at=None,
-        args=args,
-        kwargs=kwargs,
-        backend=task.backend,
-        errors=[],
         worker_ids=[execution.worker],
     )
 
