@@ -36,14 +36,14 @@ def label_of(outcome: Outcome) -> OutcomeLabel:
 def log_end(finished: Finished) -> None:
     claim, outcome, max_attempts, _, seconds = finished
     label, problem = label_of(outcome), _problem(outcome)
+    if outcome.code is None and label is not OutcomeLabel.COMPLETED and outcome.delay is None:
+        return  # Another thread has settled it, and logs it.
     if label is OutcomeLabel.COMPLETED:
         message = "command completed in %.3f s; it had waited %.3f s"
         _log(finished, label, logging.DEBUG, message, seconds, claim.waited)
-    elif outcome.code is None and outcome.delay is not None:
+    elif outcome.code is None:
         message = "command was given back by its handler after %.3f s; again in %.1f s"
         _log(finished, label, logging.DEBUG, message, seconds, outcome.delay)
-    elif outcome.code is None:
-        pass  # Another thread has settled it, and logs it.
     elif label is OutcomeLabel.INTERRUPTED:
         message = "command was interrupted after %.3f s: %s; again in %.1f s"
         _log(finished, label, logging.DEBUG, message, seconds, problem, outcome.delay)
