@@ -123,12 +123,12 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
         for name, words in (
             ("Transfer", "wrote 20 rows for 20 commands, though 5 failed"),
             ("Overdraw", "a business rule forbids it (LIMIT_EXCEEDED)"),
-            ("Mistake", "waits for a person"),
+            ("Mistake", "waits for an operator"),
             ("Crash", "killed its process; ran again alone"),
             ("Hang", "given up after 2.5 s, and completed by another thread"),
         ):
             assert words in cases[name][2]
-        assert "545 in all: 542 completed, 1 failed, 2 waiting for a person" in demo.stdout
+        assert "545 in all: 542 completed, 1 failed, 2 waiting for an operator" in demo.stdout
         assert len(demo.stdout.splitlines()) < 25
         # Besides that there is only where the database is; nothing that looks like a defect.
         assert len(demo.log.splitlines()) == 2
@@ -136,7 +136,7 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
         shown = dict(re.findall(r"^  (\w.*?)  +(\S*cmdbus .*)$", demo.stdout, re.MULTILINE))
         assert "cmdbus: running" in typed(shown["what runs where"])
         assert re.search(r"Mistake +0 +0 +0 +0 +1", typed(shown["what waits"]))
-        assert "demo/Mistake" in typed(shown["what needs a person"])
+        assert "demo/Mistake" in typed(shown["what needs an operator"])
         assert "SIGSEGV" in typed(shown["all about one"])
         sent = typed(shown["to see it in ps"].replace("20", "0.1")).strip()
         eventually(lambda: "COMPLETED" in here("get", "demo", sent).stdout)

@@ -118,7 +118,7 @@ class BusyFleet:
                 kill([child.pid for child in children if child.pid in pids][:1])
 
     def ended(self) -> Counter[str]:
-        """What all of them came to; what was caught three times waits for a person."""
+        """What all of them came to; what was caught three times waits for an operator."""
         self.fleet.wait_until_ready()
         ids = self.sent
 

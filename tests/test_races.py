@@ -113,7 +113,7 @@ def test_sessions_that_end_at_a_point_cost_no_command_and_double_none(
     dsn: str, bus: CommandBus, registry: HandlerRegistry
 ) -> None:
     """Nor do they charge one. No command sees more than two of the rounds, because one that is
-    interrupted three times waits for a person."""
+    interrupted three times waits for an operator."""
     debits: list[UUID] = []
     others: list[UUID] = []
     latest: list[UUID] = []

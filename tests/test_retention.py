@@ -211,7 +211,7 @@ def test_maintenance_goes_on_until_nothing_is_left(
 def test_what_fails_for_good_is_not_history(
     dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    """Troubleshooting waits for a person, however long that takes."""
+    """Troubleshooting waits for an operator, however long that takes."""
     bus.configure("none", keep=timedelta(0))
     sent = bus.send("none", "Fail")
     assert move_to_troubleshooting(dsn) == 1

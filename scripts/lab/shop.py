@@ -79,7 +79,7 @@ for domain, type_, options in (
 class Order:
     order: int
     amount: float
-    #: The step that fails, and how: `refused` undoes what was done, `wrong` waits for a person.
+    #: The step that fails, and how: `refused` undoes what was done, `wrong` waits for an operator.
     fails: str = ""
     how: str = "refused"
     slow: float = 0.0

@@ -39,7 +39,7 @@ _ENDS = {
     "completed": "completed",
     "failed": "failed by a business rule",
     "retry": "to be tried again",
-    "trouble": "given to a person",
+    "trouble": "given to an operator",
     "interrupted": "interrupted",
     "lost": "cut off",
 }
@@ -54,9 +54,9 @@ _WRITTEN = (
 )
 _AGAIN = f"failed, waited {BACKOFF:g} s, and completed at the second attempt"
 _FORBIDDEN = "failed for good, because a business rule forbids it ({code})"
-_WRONG = "could never work ({code}): waits for a person"
+_WRONG = "could never work ({code}): waits for an operator"
 _LATE = f"ran {{late_ms:.0f}} ms after its delay of {_DELAY_SECONDS:g} s was over"
-_CRASHED = "killed its process; ran again alone, killed that one, too: waits for a person"
+_CRASHED = "killed its process; ran again alone, killed that one, too: waits for an operator"
 
 Records = Sequence[CommandRecord]
 
@@ -165,19 +165,19 @@ class DemoReport:
         tries = {
             "what runs where": "ps",
             "what waits": "status",
-            "what needs a person": "tsq list",
+            "what needs an operator": "tsq list",
             "all about one": f"get {DOMAIN} {self._latest}",
             "to see it in ps": f"send {DOMAIN} Slow '{{\"seconds\": 20}}'",
         }
         yield "It goes on until Ctrl-C. In another terminal, try:"
         for what, arguments in tries.items():
-            yield f"  {what:19}  {command} {arguments}{options}"
+            yield f"  {what:22}  {command} {arguments}{options}"
         yield "With handlers and a database of your own (see README.md):"
         yield "  cmdbus-supervise --app MODULE:REGISTRY --dsn DSN"
 
 
 def _counted(ends: Counter[Status]) -> str:
-    names = {_TROUBLE: "waiting for a person"}
+    names = {_TROUBLE: "waiting for an operator"}
     return ", ".join(
         f"{ends[status]} {names.get(status, status.value.lower().replace('_', ' '))}"
         for status in Status
