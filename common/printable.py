@@ -36,3 +36,8 @@ def hanging(text: str, margin: str) -> list[str]:
 
 def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")
+
+
+def with_notes(error: BaseException, text: str) -> str:
+    """The text of an error, and its notes."""
+    return "; ".join([text, *getattr(error, "__notes__", ())])

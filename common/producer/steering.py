@@ -10,12 +10,14 @@ from cmdbus.checks import (
     check_flag,
     check_key,
     check_name,
+    check_whole,
 )
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.priorities import check_priority
 from cmdbus.producer.arguments import NOT_GIVEN, check_latest, check_remark
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.domains import check_settings
+from cmdbus.producer.progress import Progress
 from cmdbus.producer.records import AuditEvent
 from cmdbus.producer.requests import check_command, check_conditions, check_delay
 
@@ -94,19 +96,22 @@ class Steering:
         key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
+        limit: int | None = None,
         operator: str | None = None,
         reason: str | None = None,
         connection: CallersConnection | None = None,
     ) -> int:
-        """Cancels the commands that wait in `domain` and meet every given condition, and
-        returns their number.
+        """Cancels the commands that wait in `domain` and meet every given condition, or `limit`
+        of them where one is given, and returns their number.
 
         `type` and `key` are those of the commands; `since` (inclusive) and `until` (exclusive)
         are about when they were sent: at most when this call begins. Each gets its event, with
         `operator` and `reason`, and its reply, as with `cancel`. Without `connection` each 200
-        are a transaction of their own. A command that another session has locked is left.
+        are a transaction of their own, and an error says in a note how many were canceled before.
+        A command that another session has locked is left.
         """
         check_name("domain", domain)
+        left = float("inf") if limit is None else check_whole("limit", limit, 1)
         conditions = check_conditions(domain, type, since, until)
         key = check_key("key", key)
         remark = check_remark(operator, reason)
@@ -115,12 +120,21 @@ class Steering:
             **conditions,
             **remark,
             "until": last,
-            "count": CHUNK,
+            "count": int(min(CHUNK, left)),
             "bytes": CHUNK_BYTES,
         }
         if key is None:
-            return sum(self._canceled(batch, connection))
-        return sum(self._canceled_of_key({**batch, "key": key}, connection))
+            chunks = self._canceled(batch, connection)
+        else:
+            batch["key"] = key
+            chunks = self._canceled_of_key(batch, connection)
+        with Progress("canceled", lasts=connection is None) as progress:
+            for count in chunks:
+                progress.count += count
+                if progress.count >= left:
+                    break
+                batch["count"] = int(min(CHUNK, left - progress.count))
+        return progress.count
 
     def count_waiting(
         self,
@@ -253,7 +267,8 @@ class Steering:
     def _canceled(
         self, conditions: dict[str, object], connection: CallersConnection | None
     ) -> Iterator[int]:
-        """Counts of chunks. One that is repeated takes what its first try did not."""
+        """Counts of chunks, whose sizes the conditions say, when each is taken. One that is
+        repeated takes what its first try did not."""
         for function, first in _CANCELS:
             after = dict(first)
             while True:
@@ -268,13 +283,14 @@ class Steering:
         self, conditions: dict[str, object], connection: CallersConnection | None
     ) -> Iterator[int]:
         for table in _TABLES:
-            chunk = {**conditions, "table": table}
+            since = conditions["since"]
             while True:
-                count, last = self._connections.row(connection, "cancel_of_key", **chunk)
+                values = {**conditions, "table": table, "since": since}
+                count, last = self._connections.row(connection, "cancel_of_key", **values)
                 yield int(count)
                 if last is None:
                     break
-                chunk["since"] = last
+                since = last
 
 
 def canceled_chunks(batch_id: UUID, cancel: Callable[..., Any]) -> Iterator[int]:

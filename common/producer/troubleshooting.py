@@ -9,6 +9,7 @@ from cmdbus.checks import check_operator, check_text, check_whole
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.arguments import NOT_GIVEN
 from cmdbus.producer.connections import Connections
+from cmdbus.producer.progress import Progress
 from cmdbus.producer.records import Status
 from cmdbus.producer.requests import SendRules, check_command
 from cmdbus.producer.steering import CHUNK, CHUNK_BYTES
@@ -185,15 +186,15 @@ class Troubleshooting(TroubleReading):
         left = float("inf") if limit is None else check_whole("limit", limit, 1)
         [until] = self._connections.row(connection, "limit_to_now", until=conditions["until"])
         conditions = {**conditions, "until": until}
-        total = 0
-        while True:
-            limits = {"count": int(min(CHUNK, left)), "bytes": CHUNK_BYTES}
-            chunk = {"action": action, "result": None, **limits, **conditions, **remark}
-            resolved, last = self._connections.row_once(connection, "resolve_chunk", **chunk)
-            total, left = total + int(resolved), left - resolved
-            if last is None or left <= 0:
-                return total
-            conditions["since"] = last
+        with Progress(_PARTICIPLES[action], lasts=connection is None) as progress:
+            while True:
+                limits = {"count": int(min(CHUNK, left - progress.count)), "bytes": CHUNK_BYTES}
+                chunk = {"action": action, "result": None, **limits, **conditions, **remark}
+                resolved, last = self._connections.row_once(connection, "resolve_chunk", **chunk)
+                progress.count += int(resolved)
+                if last is None or progress.count >= left:
+                    return progress.count
+                conditions["since"] = last
 
     def _encoded(self, value: object, what: str) -> str:
         return self._rules.encode(value, what)

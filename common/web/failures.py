@@ -13,7 +13,7 @@ from cmdbus.errors import (
     ProcessNotFoundError,
     SendRefusedError,
 )
-from cmdbus.printable import joined
+from cmdbus.printable import joined, with_notes
 from cmdbus.web.query import NotFound
 
 #: The first match applies.
@@ -37,6 +37,11 @@ _LOST = {"InterfaceError", "OperationalError"}
 
 def failure(error: Exception) -> tuple[HTTPStatus, dict[str, Any]] | None:
     """None for an error that nobody expects: it belongs into the log, not on the page."""
+    found = _failure(error)
+    return found and (found[0], {**found[1], "error": with_notes(error, found[1]["error"])})
+
+
+def _failure(error: Exception) -> tuple[HTTPStatus, dict[str, Any]] | None:
     if hasattr(error, "sqlstate"):  # of the driver
         return _of_driver(error, error.sqlstate)
     for kind, status in _STATUSES:

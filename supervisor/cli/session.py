@@ -11,6 +11,7 @@ import click
 from cmdbus.checks import did_you_mean
 from cmdbus.counting import count_of
 from cmdbus.errors import CmdbusError, MissingRightError
+from cmdbus.printable import with_notes
 from cmdbus.supervisor.cli.options import audit_options, database_options, option, stacked
 from cmdbus.supervisor.cli.output import Shown, show_json, show_lines
 
@@ -33,7 +34,7 @@ def one_line_errors() -> Iterator[None]:
     except ValueError as error:
         raise UsageProblem(str(error)) from None
     except CmdbusError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(with_notes(error, str(error))) from None
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.found_commands import FoundCommand
 from cmdbus.producer.records import Status
 from cmdbus.web.action import LONG_BODY_BYTES, Action, Body
-from cmdbus.web.actions.answers import commands, done, field, preview, undoing
+from cmdbus.web.actions.answers import commands, done, field, number, preview, undoing
 from cmdbus.web.actions.conditions import conditions_of, leave_out_newer, read_time
-from cmdbus.web.actions.named import Named, carry_out, counted, named_commands
+from cmdbus.web.actions.named import MAX_MATCHED, Named, carry_out, counted, named_commands
 from cmdbus.web.actions.order import Order
 
 _CONDITIONS = ("domain", "type", "key", "since", "until")
@@ -123,8 +123,8 @@ def _changes(order: Order) -> dict[str, Any]:
     priority = order.values.get("priority")
     if isinstance(priority, str) and priority.strip() in PRIORITIES:
         changes["priority"] = priority.strip()
-    elif (number := order.whole("priority", 0)) is not None:
-        changes["priority"] = number
+    elif (value := order.whole("priority", 0)) is not None:
+        changes["priority"] = value
     if not changes:
         raise ValueError("nothing is to be changed: give a time, a priority, or both")
     return changes
@@ -139,13 +139,16 @@ def _preview_cancel_all(bus: CommandBus, body: Body) -> dict[str, Any]:
     count = bus.count_waiting(domain, **conditions) if newest else 0
     if not count:
         raise InvalidOperationError(f"no command {_which(domain, conditions)} waits")
+    touches = [
+        f"These are all that wait. {_ends(count)} as CANCELED; a reply that was asked for has the "
+        f"reason.",
+        "What is in progress, and what is sent meanwhile, is left out.",
+    ]
+    if count > MAX_MATCHED:
+        touches.append(f"It ends after {number(MAX_MATCHED)}; then it can be repeated.")
     return preview(
         f"Cancel all {commands(count)} {_which(domain, {**conditions, 'until': None})}",
-        [
-            f"These are all that wait. {_ends(count)} as CANCELED; a reply that was asked for has "
-            f"the reason.",
-            "What is in progress, and what is sent meanwhile, is left out.",
-        ],
+        touches,
         f"Cancel {commands(count)}",
         count=count,
         grave=True,
@@ -157,8 +160,12 @@ def _cancel_all(bus: CommandBus, body: Body, operator: str) -> dict[str, Any]:
     order = Order(body, ["match"])
     domain, conditions = _match(order)
     leave_out_newer(conditions, order.state("until"))
-    count = bus.cancel_all(domain, **conditions, operator=operator, reason=order.reason)
-    return done(counted(count, "canceled"), count=count)
+    remark: dict[str, Any] = {"operator": operator, "reason": order.reason}
+    count = bus.cancel_all(domain, **conditions, **remark, limit=MAX_MATCHED)
+    sentence = counted(count, "canceled")
+    if count == MAX_MATCHED and (left := bus.count_waiting(domain, **conditions)):
+        sentence += f"; {number(left)} of them still wait: repeat it"
+    return done(sentence, count=count)
 
 
 def _match(order: Order) -> tuple[str, dict[str, Any]]:

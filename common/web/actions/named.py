@@ -7,11 +7,14 @@ from uuid import UUID
 from cmdbus.checks import check_id, check_name, shown
 from cmdbus.counting import count_of
 from cmdbus.errors import CmdbusError, CommandNotFoundError, InvalidOperationError
+from cmdbus.producer.progress import Progress
 from cmdbus.web.actions.answers import FOR_GOOD, done
 from cmdbus.web.actions.order import Order
 
 #: Named one by one, at most.
 MAX_NAMED = 1000
+#: That one request changes by conditions, at most: that takes seconds.
+MAX_MATCHED = 20_000
 Named = tuple[str, UUID]
 
 
@@ -38,13 +41,15 @@ def carry_out(
 ) -> dict[str, Any]:
     """What an action answers that changes each of these; those that it cannot change stay as they
     are. Raises the refusal if it can change none."""
-    count, refusal = 0, None
-    for domain, command_id in named:
-        try:
-            change(domain, command_id)
-            count += 1
-        except (CommandNotFoundError, InvalidOperationError) as error:
-            refusal = refusal or error
+    refusal = None
+    with Progress(participle) as progress:
+        for domain, command_id in named:
+            try:
+                change(domain, command_id)
+                progress.count += 1
+            except (CommandNotFoundError, InvalidOperationError) as error:
+                refusal = refusal or error
+    count = progress.count
     if refusal is not None and count == 0:
         raise refusal
     return done(

@@ -14,11 +14,9 @@ from cmdbus.producer.records import CommandRecord, Status
 from cmdbus.web.action import LONG_BODY_BYTES, Action, Body
 from cmdbus.web.actions.answers import FOR_GOOD, commands, done, field, number, preview
 from cmdbus.web.actions.conditions import conditions_of, leave_out_newer
-from cmdbus.web.actions.named import carry_out, counted, named_commands
+from cmdbus.web.actions.named import MAX_MATCHED, carry_out, counted, named_commands
 from cmdbus.web.actions.order import Order
 
-#: Commands that one request resolves by conditions, at most: that takes seconds.
-MAX_MATCHED = 20_000
 _TARGETS = ("commands", "group", "match")
 _CONDITIONS = ("domain", "type", "error_code", "key", "since", "until")
 _GROUP = ("domain", "type", "error_code")
