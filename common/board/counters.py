@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
+from itertools import pairwise
 from operator import add
 
 from cmdbus.board.layout import (
@@ -111,6 +112,11 @@ class HistogramView:
     @property
     def count(self) -> int:
         return self.counts[-1]
+
+    @property
+    def by_bucket(self) -> list[int]:
+        """Not cumulative."""
+        return [after - before for before, after in pairwise((0, *self.counts))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,8 @@ from cmdbus.producer.node_records import (
     NodeSlot,
     NodeSteward,
 )
+from cmdbus.rollups import OUTCOMES
 from cmdbus.selection import ALL_PRIORITIES
-
-_ENDS = ("completed", "failed", "retry", "trouble", "interrupted", "lost", "canceled")
 
 
 class NodeRow(NamedTuple):
@@ -79,7 +78,7 @@ def counters_of(node: int, published_at: datetime, text: str) -> Iterator[NodeCo
                 published_at=published_at.astimezone(UTC),
                 domain=domain,
                 type=type_,
-                ended=dict(zip(_ENDS, map(int, value["ended"]), strict=False)),
+                ended=dict(zip(OUTCOMES, map(int, value["ended"]), strict=False)),
                 waited=[int(count) for count in waited["buckets"]],
                 waited_sum=float(waited["sum"]),
                 ran=[int(count) for count in ran["buckets"]],

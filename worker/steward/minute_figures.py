@@ -1,9 +1,8 @@
 """The board's counters as the figures of a rollup: by domain, for all of its types. Pure."""
 
-from itertools import pairwise
 from operator import add
 
-from cmdbus.board.counters import CountersView, HistogramView
+from cmdbus.board.counters import CountersView
 from cmdbus.rollups import BUCKETS, MAX_DOMAINS, OUTCOMES, WIDTH
 
 _WAITED = len(OUTCOMES)
@@ -20,7 +19,7 @@ def figures_by_domain(counters: CountersView) -> tuple[list[str], list[int]]:
     for at, histograms in (_WAITED, counters.dequeue_latency), (_RAN, counters.handler_duration):
         for (domain, _), view in histograms.items():
             row = _row(rows, domain)
-            for offset, number in enumerate(_numbers(view), at):
+            for offset, number in enumerate(view.by_bucket, at):
                 row[offset] += number
     total = [0] * WIDTH
     for row in rows.values():
@@ -31,7 +30,3 @@ def figures_by_domain(counters: CountersView) -> tuple[list[str], list[int]]:
 
 def _row(rows: dict[str, list[int]], domain: str) -> list[int]:
     return rows.setdefault(domain, [0] * WIDTH)
-
-
-def _numbers(view: HistogramView) -> list[int]:
-    return [after - before for before, after in pairwise((0, *view.counts))]

@@ -7,7 +7,6 @@ add them to the database's time of it, as no other process shares the node's clo
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any
 
 from cmdbus.board.counters import CountersView, HistogramView, OutcomeLabel
@@ -118,8 +117,7 @@ def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
 def _histogram(view: HistogramView | None) -> dict[str, object]:
     if view is None:
         return {"buckets": [], "sum": 0}
-    buckets = [after - before for before, after in pairwise((0, *view.counts))]
-    return {"buckets": buckets, "sum": round(view.sum, 3)}
+    return {"buckets": view.by_bucket, "sum": round(view.sum, 3)}
 
 
 def _text(value: object) -> str:
