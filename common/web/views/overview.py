@@ -3,19 +3,15 @@ operator."""
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from cmdbus.clock import time
 from cmdbus.errors import MissingRightError
-from cmdbus.producer.breakers import BreakerRecord
 from cmdbus.producer.bus import CommandBus
-from cmdbus.producer.history import HistoryPoint
-from cmdbus.producer.node_records import NodeRecord
 from cmdbus.producer.records import AuditEvent, DomainRecord, Waiting
-from cmdbus.producer.schedules import ScheduleRecord
 from cmdbus.rollups import Times
 from cmdbus.web.fleet_watch import watch_fleet
 from cmdbus.web.query import Query
@@ -31,17 +27,14 @@ _LAST_MINUTES = timedelta(minutes=3)
 
 
 @dataclass(slots=True)
-class _Slow:
+class _ReadRarely:
     """What changes rarely, or is much to read."""
 
     #: The monotonic time after which it is read again.
     until: float
     restricted: bool
-    nodes: Sequence[NodeRecord]
-    breakers: Sequence[BreakerRecord]
-    schedules: Sequence[ScheduleRecord]
-    minutes: dict[str, list[HistoryPoint]]
-    pauses: dict[str, AuditEvent]
+    #: All but the domains.
+    seen: Observed
 
 
 @dataclass(slots=True)
@@ -50,7 +43,7 @@ class _Kept:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     rates: LiveRates = field(default_factory=LiveRates)
-    slow: _Slow | None = None
+    rarely: _ReadRarely | None = None
 
 
 _kept: WeakKeyDictionary[CommandBus, _Kept] = WeakKeyDictionary()
@@ -63,27 +56,16 @@ def read(bus: CommandBus, query: Query) -> object:
     records = bus.domains()
     counters = bus.fleet_counters()
     now = time.monotonic()
-    slow = kept.slow
-    if slow is None or now > slow.until:
-        slow = kept.slow = _read_slow(bus, records)
+    rarely = kept.rarely
+    if rarely is None or now > rarely.until:
+        rarely = kept.rarely = _read_rarely(bus, records)
+    seen = replace(rarely.seen, now=datetime.now(UTC), domains=records)
+    found = {each.domain: each for each in records}
+    names = found.keys() | (seen.minutes.keys() - {""})
     with kept.lock:
         kept.rates.observe(counters, {each.domain: _unfinished(each.all) for each in records}, now)
-        names = {each.domain for each in records} | (slow.minutes.keys() - {""})
-        present = datetime.now(UTC)
-        rates = {
-            name: _rates(kept.rates.of(name), slow.minutes.get(name, ()), present) for name in names
-        }
-    seen = Observed(
-        now=present,
-        domains=records,
-        nodes=slow.nodes,
-        breakers=slow.breakers,
-        schedules=slow.schedules,
-        minutes=slow.minutes,
-        pauses=slow.pauses,
-    )
+        rates = {name: _rates(kept.rates.of(name), name, seen) for name in names}
     entries = attention(seen)
-    found = {each.domain: each for each in records}
     values = [_domain(name, found.get(name), rates[name]) for name in sorted(names)]
     return {
         "domains": _busiest(values),
@@ -92,27 +74,27 @@ def read(bus: CommandBus, query: Query) -> object:
         "attention": entries[:MAX_ENTRIES],
         "more": max(0, len(entries) - MAX_ENTRIES),
         "nodes": {
-            "live": sum(not each.gone for each in slow.nodes),
-            "gone": sum(each.gone for each in slow.nodes),
+            "live": sum(not each.gone for each in seen.nodes),
+            "gone": sum(each.gone for each in seen.nodes),
         },
         "live": kept.rates.is_known,
-        "restricted": slow.restricted,
+        "restricted": rarely.restricted,
     }
 
 
-def _read_slow(bus: CommandBus, records: Sequence[DomainRecord]) -> _Slow:
+def _read_rarely(bus: CommandBus, records: Sequence[DomainRecord]) -> _ReadRarely:
     restricted = not bus.rights().reads_data
     paused = [each.domain for each in records if each.paused]
     pauses = {} if restricted else {name: _pause(bus, name) for name in paused[:10]}
-    return _Slow(
-        until=time.monotonic() + _KEPT_SECONDS,
-        restricted=restricted,
+    seen = Observed(
+        now=datetime.now(UTC),
         nodes=bus.fleet(),
         breakers=bus.breakers.list(),
         schedules=bus.schedules.list(),
         minutes=bus.recent_minutes(),
         pauses={name: event for name, event in pauses.items() if event is not None},
     )
+    return _ReadRarely(time.monotonic() + _KEPT_SECONDS, restricted, seen)
 
 
 def _pause(bus: CommandBus, domain: str) -> AuditEvent | None:
@@ -123,9 +105,10 @@ def _pause(bus: CommandBus, domain: str) -> AuditEvent | None:
     return next((event for event in reversed(audit) if event.kind == "PAUSED"), None)
 
 
-def _rates(live: Rates, minutes: Sequence[HistoryPoint], now: datetime) -> Rates:
+def _rates(live: Rates, domain: str, seen: Observed) -> Rates:
     """Of the last minute, as long as nodes have not published twice."""
-    if live.ending is not None or not minutes or minutes[-1].at < now - _LAST_MINUTES:
+    minutes = seen.minutes.get(domain)
+    if live.ending is not None or not minutes or minutes[-1].at < seen.now - _LAST_MINUTES:
         return live
     last = minutes[-1]
     arriving = None if last.arrived is None else last.arrived / 60
