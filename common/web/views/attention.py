@@ -13,7 +13,7 @@ from cmdbus.producer.history import HistoryPoint
 from cmdbus.producer.node_records import NodeRecord, NodeSeat
 from cmdbus.producer.records import AuditEvent, DomainRecord
 from cmdbus.producer.schedules import ScheduleRecord
-from cmdbus.selection import listed, priorities_text
+from cmdbus.web.views.records import why_unclaimed
 
 #: Entries that are shown.
 MAX_ENTRIES = 50
@@ -107,23 +107,18 @@ def _unclaimed(record: DomainRecord) -> Iterator[Attention]:
     for type_, waiting in record.types.items():
         many = waiting.ready + waiting.limited
         what = f"{record.domain}/{type_}: {count_of(many)} {_verb(many, 'wait')}"
-        if tags := record.missing_tags.get(type_):
-            why = f"No living node has {listed(tags)}, which this type needs."
-        elif priorities := record.unclaimed_priorities.get(type_):
-            why = f"No living node claims {priorities_text(priorities)} of this type."
-        elif type_ in record.unhandled:
-            why = "No living node handles this type: start one that does, or correct the type."
-        else:
-            limit = waiting.limited and not waiting.in_progress and not waiting.ready
-            if limit and waiting.oldest_age >= _LATE_SECONDS and not record.paused:
-                yield Attention(
-                    "warn",
-                    f"{what} at a limit, and none runs",
-                    "An ordered key may wait for a command in troubleshooting, or for a retry.",
-                    _link("limits", domain=record.domain),
-                )
+        if why := why_unclaimed(record, type_):
+            then = f"{why[0].upper()}{why[1:]}: start one that does, or correct the type."
+            yield Attention("bad", what, then, _link(f"domain/{quote(record.domain, safe='')}"))
             continue
-        yield Attention("bad", what, why, _link(f"domain/{quote(record.domain, safe='')}"))
+        limit = waiting.limited and not waiting.in_progress and not waiting.ready
+        if limit and waiting.oldest_age >= _LATE_SECONDS and not record.paused:
+            yield Attention(
+                "warn",
+                f"{what} at a limit, and none runs",
+                "An ordered key may wait for a command in troubleshooting, or for a retry.",
+                _link("limits", domain=record.domain),
+            )
 
 
 def _steered(record: DomainRecord, seen: Observed) -> Iterator[Attention]:

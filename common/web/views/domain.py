@@ -8,12 +8,11 @@ from typing import Any
 from cmdbus.checks import check_name
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.records import DomainRecord, Waiting
-from cmdbus.selection import listed, priorities_text
 from cmdbus.web.covers import domains_of
 from cmdbus.web.query import Query
 from cmdbus.web.views.breakers import breaker
 from cmdbus.web.views.limits import limit
-from cmdbus.web.views.records import events
+from cmdbus.web.views.records import events, why_unclaimed
 from cmdbus.web.views.schedules import schedule
 
 _SETTINGS = ("max_depth", "warn_depth", "max_waiting_per_key", "keep")
@@ -53,15 +52,4 @@ def _unknown(name: str) -> DomainRecord:
 
 
 def _type(record: DomainRecord, type_: str) -> dict[str, Any]:
-    return {"type": type_, **asdict(record.types[type_]), "why": _why(record, type_)}
-
-
-def _why(record: DomainRecord, type_: str) -> str | None:
-    """Why its commands are not claimed; None if nothing is known to keep them."""
-    if tags := record.missing_tags.get(type_):
-        return f"no living node has {listed(tags)}, which it needs"
-    if priorities := record.unclaimed_priorities.get(type_):
-        return f"no living node claims {priorities_text(priorities)} of it"
-    if type_ in record.unhandled:
-        return "no living node handles it"
-    return None
+    return {"type": type_, **asdict(record.types[type_]), "why": why_unclaimed(record, type_)}

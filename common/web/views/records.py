@@ -6,7 +6,8 @@ from typing import Any
 
 from cmdbus.producer.breakers import SetBreaker
 from cmdbus.producer.limits import SetLimit
-from cmdbus.producer.records import AuditEvent
+from cmdbus.producer.records import AuditEvent, DomainRecord
+from cmdbus.selection import listed, priorities_text
 from cmdbus.web.views.payload_values import payload_of
 
 #: Bytes of the details of one event.
@@ -41,3 +42,12 @@ def set_by(found: SetLimit | SetBreaker | None) -> dict[str, Any] | None:
     if found is None:
         return None
     return {"values": found.values, **remark(found.operator, found.reason, found.set_at)}
+
+
+def why_unclaimed(record: DomainRecord, type_: str) -> str | None:
+    """Why no node claims commands of this type; None if one does, as far as is known."""
+    if tags := record.missing_tags.get(type_):
+        return f"no living node has {listed(tags)}, which it needs"
+    if priorities := record.unclaimed_priorities.get(type_):
+        return f"no living node claims {priorities_text(priorities)} of it"
+    return "no living node handles it" if type_ in record.unhandled else None
