@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cmdbus.web import assets
+from cmdbus.web.views import VIEWS
 
 FILES = sorted(file for file in assets.FOLDER.rglob("*") if file.is_file())
 #: Bytes of all files together as a browser gets them, and of those that one view needs as they
@@ -53,3 +54,13 @@ def test_the_document_names_files_that_are_there() -> None:
     text = (assets.FOLDER / "index.html").read_text()
     for name in re.findall(r'(?:href|src)="static/([^"]+)"', text):
         assert assets.find(name), name
+
+
+def test_all_that_a_file_leads_to_or_reads_is_there() -> None:
+    pages = {file.stem for file in FILES if file.parent.name == "views"}
+    to_page = re.compile(r'(?:\b(?:link|to)\(\[?"|"#/|data-view=")(\w+)')
+    to_api = re.compile(r'\b(?:apiPath\(\[?|watch\(|get\()"(\w+)')
+    for file in FILES:
+        text = file.read_text()
+        assert {*to_page.findall(text)} <= pages, file.name
+        assert {*to_api.findall(text)} <= VIEWS.keys(), file.name

@@ -6,7 +6,7 @@ from dataclasses import replace
 from cmdbus.producer.records import DomainRecord, Waiting
 
 
-def domains_of(covers: Iterable[str]) -> list[str]:
+def domains_covered(covers: Iterable[str]) -> list[str]:
     return sorted({cover.partition("/")[0] for cover in covers})
 
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.records import Waiting
 from cmdbus.web.actions.answers import commands, number
-from cmdbus.web.covers import domains_of, waiting_of
+from cmdbus.web.covers import domains_covered, waiting_of
 
 
 def read_waiting(bus: CommandBus, covers: Sequence[str]) -> Waiting:
-    return waiting_of(covers, bus.domains(*domains_of(covers)) if covers else [])
+    return waiting_of(covers, bus.domains(*domains_covered(covers)) if covers else [])
 
 
 def sentence(waiting: Waiting) -> str:

@@ -6,7 +6,7 @@ from cmdbus.breakers import BreakerState
 from cmdbus.producer.breakers import BreakerRecord
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.records import AuditEvent
-from cmdbus.web.covers import domains_of
+from cmdbus.web.covers import domains_covered
 from cmdbus.web.query import Query
 from cmdbus.web.views.records import event, set_by
 
@@ -29,7 +29,7 @@ def read(bus: CommandBus, query: Query) -> object:
     if name is not None:
         records = [each for each in records if each.name == name]
     if domain is not None:
-        records = [each for each in records if domain in domains_of(each.covers)]
+        records = [each for each in records if domain in domains_covered(each.covers)]
     audits: dict[str, list[AuditEvent]] = {}
     if not restricted and records:
         audits = bus.breakers.audits(_LATEST if name is None else _LATEST_OF_ONE)

@@ -8,7 +8,7 @@ from typing import Any
 from cmdbus.checks import check_name
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.records import DomainRecord, Waiting
-from cmdbus.web.covers import domains_of
+from cmdbus.web.covers import domains_covered
 from cmdbus.web.query import Query
 from cmdbus.web.views.breakers import breaker
 from cmdbus.web.views.limits import limit
@@ -38,8 +38,12 @@ def read(bus: CommandBus, query: Query) -> object:
         "depth": record.all.depth,
         **asdict(record.all),
         "types": [_type(record, type_) for type_ in record.types],
-        "limits": [limit(e, [record]) for e in bus.limits.list() if name in domains_of(e.covers)],
-        "breakers": [breaker(e, None) for e in bus.breakers.list() if name in domains_of(e.covers)],
+        "limits": [
+            limit(e, [record]) for e in bus.limits.list() if name in domains_covered(e.covers)
+        ],
+        "breakers": [
+            breaker(e, None) for e in bus.breakers.list() if name in domains_covered(e.covers)
+        ],
         "schedules": [schedule(e, False) for e in bus.schedules.list() if e.domain == name],
         "audit": None if restricted else events(bus.domain_audit(name, latest=_EVENTS)),
         "restricted": restricted,

@@ -8,7 +8,7 @@ from cmdbus.limits import Limit
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.limits import LimitRecord
 from cmdbus.producer.records import DomainRecord, Waiting
-from cmdbus.web.covers import domains_of, waiting_of
+from cmdbus.web.covers import domains_covered, waiting_of
 from cmdbus.web.query import Query
 from cmdbus.web.views.records import set_by
 
@@ -18,8 +18,8 @@ def read(bus: CommandBus, query: Query) -> object:
     query.check()
     records = bus.limits.list()
     if domain is not None:
-        records = [each for each in records if domain in domains_of(each.covers)]
-    names = domains_of(cover for each in records for cover in each.covers)
+        records = [each for each in records if domain in domains_covered(each.covers)]
+    names = domains_covered(cover for each in records for cover in each.covers)
     domains = bus.domains(*names) if names else []
     return {"limits": [limit(each, domains) for each in records]}
 

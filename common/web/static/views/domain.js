@@ -45,7 +45,7 @@ export async function show(root, { parts: [domain], session, signal, tools }) {
     replace(tags,
       value.paused ? tag("paused", "warn", "workers claim nothing of it") : tag("not paused", "good"),
       value.accepting ? tag("accepts sends", "good") : tag("refuses sends", "bad"),
-      h("a", { href: to("history") }, "History"), h("a", { href: to("commands") }, "Commands"));
+      h("a", { href: to("overview") }, "History"), h("a", { href: to("commands") }, "Commands"));
     const set = value.settings;
     replace(about, facts([["Full at", most(set.max_depth)], ["Warn at", most(set.warn_depth)], ["Most of a key", most(set.max_waiting_per_key)], ["History kept", duration(set.keep)]]));
     replace(tools, value.paused ? act("Resume", "primary") : act("Pause"), act("Configure"));
