@@ -44,6 +44,15 @@ def test_a_domain_is_paused_and_resumed_again(bus: CommandBus) -> None:
     assert "is that its name?" in shown["touches"][-1]
 
 
+def test_a_pause_of_another_operator_is_not_undone(bus: CommandBus) -> None:
+    answer = act(bus, "pause", domain="payments")
+    bus.resume("payments", operator="eve")
+    bus.pause("payments", operator="eve", reason="an incident")
+    with pytest.raises(InvalidOperationError, match=r"by ann and is .* by eve now"):
+        undo(bus, answer)
+    assert bus.domains("payments")[0].paused
+
+
 def test_settings_of_a_domain_are_changed_and_put_back(bus: CommandBus) -> None:
     bus.configure("payments", max_depth=10, keep=timedelta(days=3))
     shown = preview(bus, "configure", domain="payments")

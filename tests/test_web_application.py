@@ -3,7 +3,9 @@
 import gzip
 import re
 import shutil
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
@@ -196,6 +198,42 @@ def test_an_action_is_previewed_and_performed_in_the_name_of_an_operator() -> No
     assert done.json == {"done": "ann did it", "count": 1}
     assert ask(made(), "/api/actions/poke", method="POST", body={}).status == 400
     assert ask(made(), "/api/actions/none", method="POST", body={}).status == 404
+
+
+def test_changes_of_one_target_come_one_after_another() -> None:
+    """Else two operators, or two clicks, would both find what their previews have shown."""
+    seen: list[str] = []
+    first_begun, second_begun = threading.Event(), threading.Event()
+
+    def wait(bus: CommandBus, body: Mapping[str, Any], operator: str) -> dict[str, Any]:
+        seen.append(f"{operator} begins")
+        if operator == "first":
+            first_begun.set()
+            second_begun.wait(0.2)
+        elif operator == "second":
+            second_begun.set()
+        seen.append(f"{operator} ends")
+        return {"done": operator}
+
+    action = Action("wait", lambda bus, body: {}, wait)
+    page = Application(CommandBus(NOWHERE), {}, {"wait": action}, role="operator")
+
+    def act(operator: str, domain: str) -> int:
+        body = {"operator": operator, "target": {"domain": domain}}
+        return ask(page, "/api/actions/wait", method="POST", body=body).status
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(act, "first", "mail")
+        assert first_begun.wait(10)
+        second = threads.submit(act, "second", "mail")
+        assert act("other", "orders") == first.result(10) == second.result(10) == 200
+    assert seen.index("other ends") < seen.index("first ends") < seen.index("second begins")
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\u202eann", "a\tb"])
+def test_a_name_that_does_not_read_as_what_it_is_names_no_operator(name: str) -> None:
+    reply = ask(made(), "/api/actions/poke", method="POST", body={"operator": name})
+    assert (reply.status, "not printable" in reply.json["error"]) == (400, True)
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 30_000])

@@ -1,7 +1,9 @@
 """What an operator can do: first a preview of what it will touch, then the change itself."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from cmdbus.producer.bus import CommandBus
@@ -23,3 +25,18 @@ class Action:
     perform: Callable[[CommandBus, Body, str], Mapping[str, Any]]
     #: Of a request, at most.
     body_bytes: int = BODY_BYTES
+
+
+class Turns:
+    """Changes of the same target one after another, so that each finds what the one before has
+    left: of two operators, or two clicks, one is told that it has changed."""
+
+    def __init__(self, count: int = 64) -> None:
+        self._locks = [Lock() for _ in range(count)]
+
+    def of(self, target: object) -> Lock:
+        try:
+            text = json.dumps(target, sort_keys=True)
+        except RecursionError:  # No action knows such a target.
+            text = ""
+        return self._locks[hash(text) % len(self._locks)]

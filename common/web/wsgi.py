@@ -9,7 +9,7 @@ from typing import Any
 from cmdbus.checks import check_operator
 from cmdbus.producer.bus import CommandBus
 from cmdbus.web import assets
-from cmdbus.web.action import Action
+from cmdbus.web.action import Action, Turns
 from cmdbus.web.failures import failure
 from cmdbus.web.http.request import Request, TooLarge
 from cmdbus.web.http.runner import place_of
@@ -17,7 +17,7 @@ from cmdbus.web.json_values import encode
 from cmdbus.web.live import Feed, FeedFullError, watched
 from cmdbus.web.query import BadQuery, NotFound, parse
 from cmdbus.web.responses import Response, json_response, refusal, with_headers
-from cmdbus.web.security.access import Access, LocalAccess
+from cmdbus.web.security.access import Access, LocalAccess, is_printable
 from cmdbus.web.security.gate import OPERATOR, Entry, Gate, RefusedError, Role, signed_out
 from cmdbus.web.security.origins import HEADERS, foreign_origin, is_foreign_read
 from cmdbus.web.security.tickets import Tickets
@@ -56,6 +56,7 @@ class Application:
         if isinstance(access, TokenAccess):
             self._sign_in = SignIn(access, assets.document("sign-in.html"))
         self._operator = operator
+        self._turns = Turns()
         self._feed = Feed(lambda path: encode(read_path(bus, views, path)))
 
     def close(self) -> None:
@@ -165,17 +166,21 @@ class Application:
         if path == "sign-out":
             return with_headers(json_response({"done": "signed out"}), signed_out(request))
         self._gate.check_role(entry)
-        what, _, name = path.partition("/")
-        action = self._actions.get(name)
+        what, _, called = path.partition("/")
+        action = self._actions.get(called)
         if action is None:
-            raise NotFound(f"there is no action {name!r}")
+            raise NotFound(f"there is no action {called!r}")
         body = request.json(action.body_bytes)
         if what == "preview":
             return json_response(action.preview(self._bus, body))
         operator = entry.visitor.user or body.get("operator") or self._operator
         if operator is None:
             raise BadQuery("the name of the operator is missing: the audit trail needs it")
-        return json_response(action.perform(self._bus, body, check_operator(operator)))
+        name = check_operator(operator)
+        if not is_printable(name):
+            raise BadQuery("the name of the operator has characters that are not printable")
+        with self._turns.of(body.get("target")):
+            return json_response(action.perform(self._bus, body, name))
 
 
 def _methods_of(path: str) -> tuple[str, ...]:

@@ -95,13 +95,25 @@ def _set_paused(bus: CommandBus, body: Body, operator: str, paused: bool) -> dic
     if _is_paused(_found(bus, domain)) is paused:
         state = "is paused already" if paused else "is not paused"
         raise InvalidOperationError(f"domain {domain} {state}")
+    if order.state("latest_change") is not None:
+        order.check_state(f"domain {domain}", _latest_change(bus, domain))
     change = bus.pause if paused else bus.resume
     change(domain, operator=operator, reason=order.reason)
     back, label = ("resume", "Resume") if paused else ("pause", "Pause")
     return done(
         f"{domain} is {'paused' if paused else 'resumed'}",
-        undo=undoing(back, f"{label} {domain}", {"domain": domain}),
+        undo=undoing(
+            *(back, f"{label} {domain}", {"domain": domain}), state=_latest_change(bus, domain)
+        ),
     )
+
+
+def _latest_change(bus: CommandBus, domain: str) -> dict[str, Any]:
+    """An undo is of one's own change, and not of a later one that looks the same."""
+    latest = [
+        f"{each.at.isoformat()} by {each.operator}" for each in bus.domain_audit(domain, latest=1)
+    ]
+    return {"latest_change": "".join(latest)}
 
 
 def _pause(bus: CommandBus, body: Body, operator: str) -> dict[str, Any]:

@@ -90,9 +90,14 @@ def _checked(user: str) -> str:
         name = check_operator(user)
     except ValueError:
         raise NotAdmittedError("the name of the user is empty, too long or no text") from None
-    if one_line(name) != name or "\ufffd" in name or "\t" in name:
+    if not is_printable(name):
         raise NotAdmittedError("the name of the user has characters that are not printable")
     return name
+
+
+def is_printable(name: str) -> bool:
+    """Whether a name reads as what it is, in one line of the audit trail."""
+    return one_line(name) == name and "\ufffd" not in name and "\t" not in name
 
 
 def check_header(name: str) -> str:
