@@ -160,17 +160,18 @@ def test_nodes_of_keys_that_stay_are_kept_with_their_focus(page: Visit) -> None:
         """() => {
             const list = dom.h("ul");
             root.append(list);
-            const build = (item) => dom.h("li", {tabindex: "0"}, item);
-            const update = (node, item) => dom.setText(node, item);
-            const show = (...items) => dom.keyed(list, items, (item) => item, build, update);
-            show("a", "b", "c", "a");
-            const [a, b] = list.children;
+            const build = ([, text]) => dom.h("li", {tabindex: "0"}, text);
+            const show = (...items) => dom.keyed(list, items, ([key]) => key, build);
+            show("a1", "b1", "c1", "a2");
+            const [a, b, c] = list.children;
             b.focus();
-            show("c", "x", "b", "a");
+            c.update = ([, text]) => dom.setText(c, text);
+            show("c3", "x1", "b1", "a2");
             return [[...list.children].map((node) => node.textContent).join(""),
-                list.children[2] === b, list.children[3] === a, document.activeElement === b];
+                list.children[0] === c, list.children[2] === b, list.children[3] === a,
+                document.activeElement === b];
         }"""
-    ) == ["cxba", True, True, True]
+    ) == ["3112", True, True, False, True]
 
 
 _TABLE = """async (n) => {

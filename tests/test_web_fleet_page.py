@@ -218,8 +218,6 @@ def test_the_threads_of_many_are_squares_until_a_node_is_opened(visiting: Visiti
 #: Milliseconds that all of 40 nodes take that have published anew.
 _UPDATE = """async () => {
   const value = await (await fetch("api/fleet")).json();
-  const {show} = await import("/static/views/fleet.js");
-  const {keyed} = await import("/static/core/dom.js");
   const nodes = [...document.querySelectorAll("section.node")];
   const began = performance.now();
   nodes.forEach((element, index) => element.update(

@@ -112,24 +112,38 @@ function place(parent, node, before) {
 }
 
 /**
- * Makes the parent's children those of the items. A node of a key that stays is kept and given to
- * `update(node, item)`; only new keys are built by `build(item)`.
+ * Makes the parent's children those of the items, each built by `build(item)` if its key is new.
+ * The node of a key that stays is kept and its `update(item)` called, which may return another
+ * node; a node without `update` is built again where its item differs, by `build(item, node)`.
  */
-export function keyed(parent, items, keyOf, build, update) {
+export function keyed(parent, items, keyOf, build) {
   const old = KEYED.get(parent) ?? new Map();
   const now = new Map();
   keysOf(items, keyOf).forEach((key, index) => {
-    let node = old.get(key);
-    if (node && node.parentNode === parent) {
-      if (update) node = update(node, items[index]) ?? node;
-      if (node !== old.get(key)) old.get(key).replaceWith(node);
-    } else {
-      node = build(items[index]);
-    }
-    now.set(key, node);
+    const item = items[index];
+    const before = old.get(key);
+    const stays = before?.node.parentNode === parent;
+    const node = stays ? renewed(before, item, build) : build(item);
+    if (stays && node !== before.node) before.node.replaceWith(node);
+    now.set(key, { node, text: node.update ? "" : JSON.stringify(item) });
   });
-  arrange(parent, [...now.values()]);
+  arrange(parent, [...now.values()].map(({ node }) => node));
   KEYED.set(parent, now);
+}
+
+function renewed({ node, text }, item, build) {
+  if (node.update) return node.update(item) ?? node;
+  return JSON.stringify(item) === text ? node : build(item, node);
+}
+
+/** A function that draws only what differs from the last time. */
+export function onChange(draw) {
+  let last;
+  return (value) => {
+    const text = JSON.stringify(value);
+    if (text !== last) draw(value);
+    last = text;
+  };
 }
 
 /** Makes the nodes the children of the parent, in their order, with as few moves as it takes. */

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { confirmAction } from "./dialog.js";
-import { h, replace } from "./dom.js";
+import { h, onChange, replace } from "./dom.js";
 import { timeElement } from "./format.js";
 import { watch } from "./live.js";
 import { button, empty, indented, panel, payloadBlock, restrictedNote, words } from "./parts.js";
@@ -113,10 +113,6 @@ const said = ({ code, message, details }) => [
 /** A payload with its heading, which is drawn again only where it has changed. */
 export function payloadPanel(title, file) {
   const box = h("div");
-  box.update = (payload) => {
-    const text = JSON.stringify(payload);
-    if (box.shown !== text) replace(box, payload && payload.text !== "null" && panel(title, payloadBlock(payload, file)));
-    box.shown = text;
-  };
+  box.update = onChange((payload) => replace(box, payload && payload.text !== "null" && panel(title, payloadBlock(payload, file))));
   return box;
 }

@@ -22,10 +22,9 @@ export async function show(root, { params, session, signal }) {
     : empty("No breakers", "A breaker stops the calls to another system while that fails:", EXAMPLE);
   const audit = trail(root);
   root.append(list, nothing);
-  const draw = (breaker) => Object.assign(card(breaker, session), { text: JSON.stringify(breaker) });
   return live(root, apiPath("breakers", params), signal, ({ breakers }) => {
     nothing.hidden = breakers.length > 0;
-    keyed(list, breakers, (breaker) => breaker.name, draw, (node, breaker) => (node.text === JSON.stringify(breaker) ? node : draw(breaker)));
+    keyed(list, breakers, (breaker) => breaker.name, (breaker) => card(breaker, session));
     if (params.name) audit(breakers[0]?.events);
   });
 }

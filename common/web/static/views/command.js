@@ -4,7 +4,7 @@ import { get } from "../core/api.js";
 import { timeline } from "../core/charts.js";
 import { confirmAction } from "../core/dialog.js";
 import { diffBlock } from "../core/diff.js";
-import { h, keyed, replace } from "../core/dom.js";
+import { h, keyed, onChange, replace } from "../core/dom.js";
 import { editData } from "../core/editor.js";
 import { bytes, count, duration, now, short, timeElement } from "../core/format.js";
 import { watch } from "../core/live.js";
@@ -65,7 +65,7 @@ export async function show(root, { parts, params, session, navigate, tools, sign
     return [];
   }
 
-  const drawHead = changes((v) => replace(head,
+  const drawHead = onChange((v) => replace(head,
     h("div", { class: "toolbar" }, statusTag(v.status), name(`${v.domain}/${v.type}`), h("code", null, v.command_id), copyButton(v.command_id)),
     v.why && h("p", null, v.why),
     v.error_code && h("div", { class: "toolbar" }, tag(v.error_code, v.status === IN_TROUBLE ? "bad" : "warn"), h("span", null, v.error_message ?? "")),
@@ -87,13 +87,13 @@ export async function show(root, { parts, params, session, navigate, tools, sign
     ];
   }
 
-  const drawState = changes(() => {
+  const drawState = onChange(() => {
     replace(note, value.restricted && restrictedNote());
     replace(tools, buttons());
     loadTree();
   });
 
-  const drawLine = changes((parts) => {
+  const drawLine = onChange((parts) => {
     const told = parts.map((part) => {
       const [label, tone] = PARTS[part.kind] ?? [part.kind, "a"];
       const seconds = ((part.to ? Date.parse(part.to) : now()) - Date.parse(part.from)) / 1000;
@@ -106,7 +106,7 @@ export async function show(root, { parts, params, session, navigate, tools, sign
       h("div", { class: "toolbar" }, [...sums].map(([label, [tone, seconds]]) => tag(`${label} ${duration(seconds)}`, tone))));
   });
 
-  const payloads = sections.map(([what, { card, body }]) => [what, changes((payload) => {
+  const payloads = sections.map(([what, { card, body }]) => [what, onChange((payload) => {
     card.hidden = payload === null;
     if (card.hidden) return;
     const file = `${what}-${id}.json`;
@@ -124,16 +124,15 @@ export async function show(root, { parts, params, session, navigate, tools, sign
 
   function drawAttempts(runs) {
     attemptsCard.hidden = !runs.length;
-    keyed(attempts, runs.toReversed(), (one) => `${one.from ?? one.at} ${one.worker}`, (one) => buildAttempt(one),
-      (node, one) => (node.text === JSON.stringify(one) ? node : buildAttempt(one, node.open)));
+    keyed(attempts, runs.toReversed(), (one) => `${one.from ?? one.at} ${one.worker}`, buildAttempt);
   }
 
   function drawAudit(v) {
-    const older = v.audit_left_out ? [{ number: -1 }] : [];
-    keyed(audit, [...(v.audit ?? []).toReversed(), ...older], (one) => one.number, (one) => (one.number < 0 ? more(v) : eventRow(one)));
+    const older = v.audit_left_out ? [{ number: -1, all: v.audit.length + v.audit_left_out }] : [];
+    keyed(audit, [...(v.audit ?? []).toReversed(), ...older], (one) => one.number, (one) => (one.number < 0 ? more(one) : eventRow(one)));
   }
 
-  const more = (v) => h("li", null, button(`Show all ${count(v.audit.length + v.audit_left_out)} events`, () => navigate({ events: 10000 }), { small: true }));
+  const more = ({ all }) => h("li", null, button(`Show all ${count(all)} events`, () => navigate({ events: 10000 }), { small: true }));
 
   async function loadTree() {
     try {
@@ -166,32 +165,20 @@ export async function show(root, { parts, params, session, navigate, tools, sign
   return { close: watch(path, update, (state, { error } = {}) => state === "failed" && replace(note, h("p", { class: "note note-bad", role: "status" }, String(error?.message ?? error)))) };
 }
 
-/** Draws only what differs from the last time. */
-function changes(draw) {
-  let last;
-  return (value) => {
-    const text = JSON.stringify(value);
-    if (text !== last) draw(value);
-    last = text;
-  };
-}
-
 function section(heading) {
   const body = h("div", { class: "stack" });
   return { body, card: panel(heading, body) };
 }
 
-function buildAttempt(one, open) {
+function buildAttempt(one, before) {
   const [label, tone] = OUTCOMES[one.outcome] ?? ["given back", "muted"];
   const seconds = one.from && one.to ? (Date.parse(one.to) - Date.parse(one.from)) / 1000 : null;
   const texts = [["Traceback", one.traceback], ["Stack", one.stack], ["Statement", one.sql], ["Blocked by", one.blocked_by?.join("\n")]].filter(([, text]) => text);
   const summary = h("summary", null, `Attempt ${one.attempt ?? "–"} `, tag(label, tone), " ", one.code && h("strong", null, one.code), " ", one.message ?? "");
-  const node = h("details", { open: open ?? (one.outcome === "MOVED_TO_TROUBLESHOOTING_QUEUE") }, summary,
+  return h("details", { open: before?.open ?? (one.outcome === "MOVED_TO_TROUBLESHOOTING_QUEUE") }, summary,
     facts([["Began", one.from && timeElement(one.from, "both")], ["Took", seconds === null ? null : duration(seconds)], ["Worker", one.worker && name(one.worker)], ["Error", one.exception && name(one.exception)], ["Reason", one.reason && words(one.reason)]]),
     texts.map(([heading, text]) => h("div", null, h("h3", null, heading), h("div", { class: "code" }, h("pre", { tabindex: "0", role: "group", "aria-label": heading }, text), copyButton(text)))),
     one.details && h("div", null, h("h3", null, "Details"), payloadBlock(one.details, "details.json")));
-  node.text = JSON.stringify(one);
-  return node;
 }
 
 function eventRow(event) {

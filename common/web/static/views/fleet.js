@@ -63,8 +63,8 @@ export async function show(root, { params, session, navigate, signal }) {
     const shown = value.nodes.filter((node) => matches(node, text)).map((node) => open.get(node.node)?.detail ?? node);
     const [here, left] = [shown.filter((node) => !node.gone), shown.filter((node) => node.gone)];
     for (const node of left) if (open.has(node.node)) context.toggle(node.node);
-    keyed(living, here, (node) => node.node, (node) => card(node, context), (element, node) => element.update(node));
-    keyed(gone, left, (node) => node.node, (node) => card(node, context), (element, node) => element.update(node));
+    keyed(living, here, (node) => node.node, (node) => card(node, context));
+    keyed(gone, left, (node) => node.node, (node) => card(node, context));
     box.hidden = !left.length;
     setText(goneTitle, `${plural(left.length, "node")} ${left.length === 1 ? "is" : "are"} gone`);
     note.hidden = value.has_slots;
@@ -164,7 +164,7 @@ function card(node, context) {
     replace(tags, tagsOf(next));
     replace(about, aboutOf(next));
     const items = next.gone ? [] : [...next.seats.map((seat) => ["worker", seat]), ...(next.quarantine ? [["quarantine", next.quarantine]] : [])];
-    keyed(seats, items, ([role, seat]) => `${role} ${seat.seat}`, (item) => seatRow(item, context), (row, item) => row.update(item));
+    keyed(seats, items, ([role, seat]) => `${role} ${seat.seat}`, (item) => seatRow(item, context));
     showExits(exits, next, context);
   };
   element.tick = () => element.classList.toggle("late", !shown.gone && now() - Date.parse(shown.published_at) > LATE);
@@ -223,7 +223,7 @@ function seatRow([role, seat], context) {
       for (const name of ["role", "aria-label"]) threads.removeAttribute(name);
       threads.phases = null;
     }
-    if (next.slots) keyed(threads, next.slots, (slot) => "s" + slot.slot, (slot) => cell(slot, context), (node, slot) => node.update(slot) ?? node);
+    if (next.slots) keyed(threads, next.slots, (slot) => "s" + slot.slot, (slot) => cell(slot, context));
     else squares(threads, next.phases);
   };
   element.update([role, seat]);
@@ -242,11 +242,7 @@ function squares(box, phases) {
   const busy = running(phases);
   box.setAttribute("role", "img");
   box.setAttribute("aria-label", `${busy} of ${plural(phases.length, "thread")} run${phases.includes("s") ? ", some are stuck" : ""}`);
-  keyed(box, [...phases].map((letter, index) => [index, letter]), ([index]) => "p" + index,
-    ([, letter]) => h("i", { class: "slot-" + PHASES[letter] }), (node, [, letter]) => {
-      const wanted = "slot-" + PHASES[letter];
-      if (node.className !== wanted) node.className = wanted;
-    });
+  keyed(box, [...phases].map((letter, index) => [index, letter]), ([index]) => "p" + index, ([, letter]) => h("i", { class: "slot-" + PHASES[letter] }));
 }
 
 /** A thread. With a command it is its link, and a bar of the time until its timeout. */

@@ -19,7 +19,7 @@ export async function show(root, { params, session, signal, tools }) {
   if (session.acts) tools.append(...otherType());
   return live(root, apiPath("limits", params), signal, ({ limits }) => {
     nothing.hidden = limits.length > 0;
-    keyed(list, limits, (limit) => limit.name, (limit) => card(limit, session), (node, limit) => node.update(limit));
+    keyed(list, limits, (limit) => limit.name, (limit) => card(limit, session));
   });
 }
 

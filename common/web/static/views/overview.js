@@ -106,7 +106,7 @@ function attentionPanel(acts) {
     element: panel("Needs attention", list, note),
     update({ attention, more }) {
       // Figures change each second: an entry keeps its element, and with it the focus.
-      keyed(list, attention, ({ level, what, link: href }) => level + href + what.replace(/\d+/g, ""), (entry) => attentionItem(entry, acts), (item, entry) => item.update(entry));
+      keyed(list, attention, ({ level, what, link: href }) => level + href + what.replace(/\d+/g, ""), (entry) => attentionItem(entry, acts));
       note.hidden = attention.length > 0 && !more;
       setText(note, more ? `And ${count(more)} more.` : "Nothing does: what waits is claimed, and what failed is tried again.");
     },
