@@ -36,8 +36,7 @@ async function route() {
     if (mine !== turn) return;
     leave();
     mark(target.view);
-    rename("Not shown");
-    fail(error, target.view);
+    fail(error, target.view, "Not shown");
     return;
   }
   if (mine === turn) await show(module, target, same);
@@ -107,7 +106,7 @@ async function show(module, { view, parts, params }, same) {
     clearTimeout(slow);
     if (current !== own || error.name === "AbortError") return;
     leave();
-    fail(error, view);
+    fail(error, view, own.title);
   }
 }
 
@@ -162,7 +161,7 @@ const ADVICE = {
 };
 
 /** Says in place of the view what is wrong, and tries again by itself where that may help. */
-function fail(error, view) {
+function fail(error, view, title) {
   const passing = error instanceof ApiError && (error.away || error.offline || error.status === 504);
   const missing = error instanceof TypeError && /import|module/i.test(error.message);
   if (!(error instanceof ApiError) && !missing) reportError(error);
@@ -175,6 +174,9 @@ function fail(error, view) {
     h("p", { class: "muted" }, passing ? "The page tries again by itself." : ADVICE[error.status] ?? ""),
     h("div", { class: "toolbar" }, again, h("a", { href: "#/overview" }, "Overview")));
   place(box);
+  rename(title);
+  // The buttons of the view before would act on what is not shown any more.
+  document.getElementById("view-tools").replaceChildren();
   if (!passing) return;
   const mine = turn;
   setTimeout(() => mine === turn && route(), AGAIN);
