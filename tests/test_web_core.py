@@ -86,6 +86,23 @@ def test_a_time_says_the_exact_one_and_ticks(page: Visit) -> None:
     ) == [True, "30 s ago", "40 s ago"]
 
 
+def test_times_in_a_sentence_are_in_the_zone_of_the_viewer(page: Visit) -> None:
+    assert page.read(
+        """() => {
+            const said = "since 2020-01-02 03:04:05+00:00: wait until 2020-01-02 03:04:06.5+00:00.";
+            root.append(...format.localTimes(said));
+            const texts = [...root.querySelectorAll("time")].map((one) => one.dateTime);
+            const first = format.clock("2020-01-02T03:04:05Z");
+            return [...texts, root.textContent.replaceAll(first, "T")];
+        }"""
+    ) == ["2020-01-02T03:04:05+00:00", "2020-01-02T03:04:06.5+00:00", "since T: wait until T."]
+
+
+def test_a_code_breaks_between_its_words(page: Visit) -> None:
+    html = page.read("parts.tag('NO_SUCH.Code').innerHTML")
+    assert html == "NO_<wbr>SUCH.<wbr>Code"
+
+
 def test_a_link_leads_where_its_hash_says(page: Visit) -> None:
     path = ["command", "a/b?c#d", "%41 é"]
     assert page.read("(path) => router.parse(router.link(path, {q: 'x&y=1', no: null}))", path) == {
@@ -102,10 +119,17 @@ def test_the_axis_of_a_chart_has_round_marks(page: Visit) -> None:
     assert page.read("[0, 0.003, 1, 7, 70, 101].map((top) => charts.ticks(top))") == [
         [0, 1],
         [0, 0.001, 0.002, 0.003],
-        [0, 0.25, 0.5, 0.75, 1],
+        [0, 0.5, 1],
         [0, 2, 4, 6, 8],
         [0, 20, 40, 60, 80],
         [0, 50, 100, 150],
+    ]
+    assert page.read("[0, 1, 2, 7, 10].map((top) => charts.ticks(top, true))") == [
+        [0, 1],
+        [0, 1],
+        [0, 1, 2],
+        [0, 2, 4, 6, 8],
+        [0, 5, 10],
     ]
     assert page.read("charts.runs([null, 1, 2, null, 3])") == [[1, [1, 2]], [4, [3]]]
 

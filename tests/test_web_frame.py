@@ -114,7 +114,7 @@ def test_an_unknown_view_is_said_in_the_place_of_the_one_before(page: Visit, vie
     page.open("#/plain")
     page.sees("a tool", "#view-tools")
     page.read("view => { location.hash = '#/' + view }", view)
-    page.sees("Not shown", "h2")
+    page.sees("Not found", "h2")
     assert page.text("#view-tools") == "", "its buttons would act on what is not shown any more"
     if view == "nowhere":
         page.excuse("nowhere.js")
@@ -177,9 +177,10 @@ def test_a_page_without_its_server_says_so_and_recovers(visiting: Visiting, seen
             first.close()
             page.sees("offline since", "#state")
             page.read("location.hash = '#/missing'")
-            page.sees("Not shown", "h2")
+            page.sees("Offline", "h2")
             seen.value = "second"
             with page_server({"seen": seen}, port=urlsplit(address).port or 0):
+                page.sees("Not found", "h2")
                 page.read("location.hash = '#/seen'")
                 page.sees("second", "#value")
                 page.sees("live", "#state")

@@ -16,10 +16,17 @@ let current = null;
 let turn = 0;
 
 /** The view is read by its module: only letters, so that a hash names no other file. */
-const load = (view) => {
-  if (!/^[a-z]+$/.test(view)) throw new ApiError("There is no such view.", { status: 404 });
-  return import(`./views/${view}.js`);
-};
+async function load(view) {
+  const none = new ApiError("The page has no such view.", { status: 404 });
+  if (!/^[a-z]+$/.test(view)) throw none;
+  try {
+    return await import(`./views/${view}.js`);
+  } catch (error) {
+    if (!(error instanceof TypeError && /import|module/i.test(error.message))) throw error;
+    await readSession(); // Says so where the server is away.
+    throw none;
+  }
+}
 
 async function route() {
   const mine = (turn += 1);
@@ -36,7 +43,7 @@ async function route() {
     if (mine !== turn) return;
     leave();
     mark(target.view);
-    fail(error, target.view, "Not shown");
+    fail(error);
     return;
   }
   if (mine === turn) await show(module, target, same);
@@ -106,7 +113,7 @@ async function show(module, { view, parts, params }, same) {
     clearTimeout(slow);
     if (current !== own || error.name === "AbortError") return;
     leave();
-    fail(error, view, own.title);
+    fail(error, own.title);
   }
 }
 
@@ -159,17 +166,17 @@ const ADVICE = {
   403: "This page may not show it: its role or its database role does not allow it.",
   404: "It does not exist, or it has been removed since.",
 };
+const HEADINGS = { 400: "Not understood", 403: "Not allowed", 404: "Not found" };
 
 /** Says in place of the view what is wrong, and tries again by itself where that may help. */
-function fail(error, view, title) {
+function fail(error, title = "Not shown") {
   const passing = error instanceof ApiError && (error.away || error.offline || error.status === 504);
-  const missing = error instanceof TypeError && /import|module/i.test(error.message);
-  if (!(error instanceof ApiError) && !missing) reportError(error);
-  const sentence = error instanceof ApiError ? error.message : missing ? `The view “${view}” could not be loaded.` : "The page itself failed: its console says why.";
+  if (!(error instanceof ApiError)) reportError(error);
+  const sentence = error instanceof ApiError ? error.message : "The page itself failed: its console says why.";
   const signedOut = error.status === 401;
   const again = h("button", { type: "button", class: "primary", on: { click: () => (signedOut ? location.reload() : route()) } }, signedOut ? "Sign in" : "Try again");
   const box = h("div", { class: "card problem-box", role: "alert" },
-    h("h2", null, error.away ? "PostgreSQL is away" : error.offline ? "Offline" : "Not shown"),
+    h("h2", null, error.away ? "PostgreSQL is away" : error.offline ? "Offline" : HEADINGS[error.status] ?? "Not shown"),
     h("p", null, sentence),
     h("p", { class: "muted" }, passing ? "The page tries again by itself." : ADVICE[error.status] ?? ""),
     h("div", { class: "toolbar" }, again, h("a", { href: "#/overview" }, "Overview")));

@@ -6,17 +6,17 @@ import { clock, count, NONE, now } from "./format.js";
 
 export const present = (value) => typeof value === "number" && Number.isFinite(value);
 
-/** The smallest round number that is not below the value: 1, 2, 2.5 or 5 times a power of ten. */
+/** The smallest round number that is not below the value: 1, 2 or 5 times a power of ten. */
 export function roundUp(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  for (const step of [1, 2, 2.5, 5, 10]) if (step * power >= value * (1 - 1e-9)) return step * power;
+  for (const step of [1, 2, 5, 10]) if (step * power >= value * (1 - 1e-9)) return step * power;
   return 10 * power;
 }
 
-/** Where the lines of the value axis are: round numbers from 0, at most five. */
-export function ticks(highest) {
-  const step = roundUp(highest / 4);
+/** Where the lines of the value axis are: round numbers from 0, at most five; whole ones of counts. */
+export function ticks(highest, whole = false) {
+  const step = whole ? Math.max(1, roundUp(highest / 4)) : roundUp(highest / 4);
   const found = [0];
   while (found.at(-1) < highest * (1 - 1e-9)) found.push(Number((found.length * step).toPrecision(12)));
   return found.length > 1 ? found : [0, step];
@@ -36,8 +36,9 @@ export function runs(values) {
 
 const fixed = (number) => Number(number.toFixed(1));
 const points = ([first, run], x, y) => run.map((value, offset) => `${x(first + offset)},${y(value)}`).join("L");
-// A value between two gaps is a dot.
-const path = (values, x, y) => runs(values).map((run) => `M${points(run, x, y)}${run[1].length > 1 ? "" : "h0"}`).join("");
+// A value between two gaps is a dash that is long enough to be seen.
+const path = (values, x, y) =>
+  runs(values).map((run) => `M${points(run, x, y)}${run[1].length > 1 ? "" : "m-2,0h4"}`).join("");
 const area = (values, x, y, floor) =>
   runs(values).map(([first, run]) => `M${x(first)},${floor}L${points([first, run], x, y)}V${floor}Z`).join("");
 
@@ -127,7 +128,7 @@ export function lineChart(series, { label, at = [], format = count, height = 180
   function draw() {
     if (!width) return;
     const known = lines.flatMap(({ values }) => values.filter(present));
-    const marks = ticks(known.length ? Math.max(...known) : 1);
+    const marks = ticks(known.length ? Math.max(...known) : 1, format === count);
     const y = (value) => fixed(floor - (value / marks.at(-1)) * (floor - top));
     const text = (where, ...content) => s("text", { class: "axis", ...where }, ...content);
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);

@@ -2,6 +2,7 @@
 
 import { act, ApiError, preview } from "./api.js";
 import { h, replace } from "./dom.js";
+import { localTimes } from "./format.js";
 import { keep, kept } from "./kept.js";
 import { toast } from "./toasts.js";
 
@@ -100,7 +101,7 @@ export function confirmAction(name, body, { onDone } = {}) {
     let result = null;
     const problem = h("p", { class: "problem", role: "alert" });
     const content = h("form", { method: "dialog", novalidate: true }, h("p", { class: "muted" }, "Asking what it would touch …"));
-    const cancel = h("button", { type: "button", on: { click: () => dialog.close() } }, "Cancel");
+    const cancel = h("button", { type: "button", on: { click: () => dialog.close() } }, "Back");
     const confirm = h("button", { type: "button", class: "primary", disabled: true }, "…");
     const dialog = openDialog("One moment", h("div", { class: "stack" }, content, problem), [cancel, confirm], { onClose: () => resolve(result) });
     const fail = (error) => {
@@ -123,8 +124,8 @@ export function confirmAction(name, body, { onDone } = {}) {
       const reason = h("input", { id: "reason", type: "text", autocomplete: "off", maxLength: 1000, value: body.reason ?? "" });
       const operator = session.user ? null : h("input", { id: "operator", type: "text", autocomplete: "name", required: true, value: operatorName() });
       replace(content,
-        [shown.touches ?? []].flat().map((sentence) => h("p", null, sentence)),
-        shown.undo ? h("p", { class: "muted" }, shown.undo) : h("p", { class: "note" }, "This cannot be undone."),
+        [shown.touches ?? []].flat().map((sentence) => h("p", null, localTimes(sentence))),
+        shown.undo ? h("p", { class: "muted" }, localTimes(shown.undo)) : h("p", { class: "note" }, "This cannot be undone."),
         fields.map(({ field, input }) => row(field.label, input, field.help)),
         row("Reason", reason, "Kept in the audit trail."),
         operator ? row("Your name", operator, "Kept in the audit trail and in this browser.") : h("p", { class: "muted" }, `The audit trail will name ${session.user}.`));
@@ -195,7 +196,7 @@ export function askOperator() {
   };
   const form = h("form", { on: { submit: (event) => { event.preventDefault(); done(); } } }, row("Your name", input, "The audit trail of every action names it. This browser keeps it."));
   const dialog = openDialog("Operator", form, [
-    h("button", { type: "button", on: { click: () => dialog.close() } }, "Cancel"),
+    h("button", { type: "button", on: { click: () => dialog.close() } }, "Back"),
     h("button", { type: "button", class: "primary", on: { click: done } }, "Keep"),
   ]);
   input.focus();

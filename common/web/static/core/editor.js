@@ -21,7 +21,7 @@ export async function editData({ domain, id, onText }) {
   const size = h("p", { class: "muted", id: "data-size" });
   const changed = h("div");
   const go = h("button", { type: "button", class: "primary", disabled: true, on: { click: send } }, "Retry with this data …");
-  const cancel = h("button", { type: "button", on: { click: () => dialog.close() } }, "Cancel");
+  const cancel = h("button", { type: "button", on: { click: () => dialog.close() } }, "Back");
   const content = h("div", { class: "stack" }, h("label", { for: "data" }, "Data (JSON)"), area, size, problem, h("h3", null, "What changes"), changed);
   let timer = 0;
   const dialog = openDialog("Edit the data and retry", content, [cancel, go], { wide: true, onClose: () => clearTimeout(timer) });

@@ -17,14 +17,20 @@ const WORDS = { IN_TROUBLESHOOTING_QUEUE: "in trouble", WAITING_FOR_TSQ: "waitin
 /** IN_TROUBLESHOOTING_QUEUE as "in trouble", COMPLETED_WITH_FAILURES as "completed with failures". */
 export const words = (status) => WORDS[status] ?? String(status).toLowerCase().replaceAll("_", " ");
 
+const BREAKS = /[_/.]./;
+
+/** A text that breaks after _, / and . rather than inside a word. */
+export const breakable = (text) =>
+  typeof text !== "string" || !BREAKS.test(text) ? text : text.split(/(?<=[_/.])(?=.)/).flatMap((part, index) => (index ? [h("wbr"), part] : part));
+
 /** A small label; tone is good, warn, bad, info, run or muted. */
-export const tag = (text, tone, title) => h("span", { class: ["tag", tone && "tag-" + tone], title }, text);
+export const tag = (text, tone, title) => h("span", { class: ["tag", tone && "tag-" + tone], title }, breakable(text));
 
 /** The label of a status of a command, batch, process or breaker. */
 export const statusTag = (status) => (status ? tag(words(status), TONES[String(status).toUpperCase()] ?? "muted") : NONE);
 
 /** A name from outside, isolated from the direction of the text around it. */
-export const name = (text) => h("bdi", { class: "name" }, text);
+export const name = (text) => h("bdi", { class: "name" }, breakable(text));
 
 export const domainLink = (domain) => h("a", { href: link(["domain", domain]), class: "name" }, domain);
 

@@ -5,7 +5,7 @@ import { h, replace, setText } from "../core/dom.js";
 import { count, duration, short, timeElement } from "../core/format.js";
 import { acting, col, live, payloadPanel, trail, when } from "../core/listing.js";
 import { watch } from "../core/live.js";
-import { commandLink, domainLink, empty, facts, figure, name, panel, statusTag, tag } from "../core/parts.js";
+import { breakable, commandLink, domainLink, empty, facts, figure, name, panel, statusTag, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { table } from "../core/table.js";
 import { progress } from "./batches.js";
@@ -29,7 +29,7 @@ export async function show(root, { parts: [id], session, signal, tools, rename }
     columns: [
       col("command_id", "Command", (command) => [commandLink(command.domain, command.command_id), " ", name(`${command.domain}/${command.type}`)], { narrow: "title" }),
       col("status", "Status", (command) => statusTag(command.status)),
-      col("error_code", "Error"),
+      col("error_code", "Error", (row) => breakable(row.error_code)),
       when("created_at", "Sent"),
     ],
     empty: empty("None is kept", "Its commands are removed with the history of their domains."),

@@ -6,7 +6,7 @@ import { confirmAction } from "../core/dialog.js";
 import { diffBlock } from "../core/diff.js";
 import { h, keyed, onChange, replace } from "../core/dom.js";
 import { editData } from "../core/editor.js";
-import { bytes, count, duration, now, short, timeElement } from "../core/format.js";
+import { bytes, count, duration, localTimes, now, short, timeElement } from "../core/format.js";
 import { watch } from "../core/live.js";
 import { button, copyButton, domainLink, downloadButton, empty, facts, name, panel, payloadBlock, restrictedNote, statusTag, tag, words } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
@@ -67,7 +67,7 @@ export async function show(root, { parts, params, session, navigate, tools, sign
 
   const drawHead = onChange((v) => replace(head,
     h("div", { class: "toolbar" }, statusTag(v.status), name(`${v.domain}/${v.type}`), h("code", null, v.command_id), copyButton(v.command_id)),
-    v.why && h("p", null, v.why),
+    v.why && h("p", null, localTimes(v.why)),
     v.error_code && h("div", { class: "toolbar" }, tag(v.error_code, v.status === IN_TROUBLE ? "bad" : "warn"), h("span", null, v.error_message ?? "")),
     panel(null, facts(pairs(v)))));
 

@@ -5,7 +5,7 @@ import { confirmAction } from "../core/dialog.js";
 import { h, replace, setText } from "../core/dom.js";
 import { clock, count, duration, plural, timeElement, NONE } from "../core/format.js";
 import { watch } from "../core/live.js";
-import { button, commandLink, empty, name, restrictedNote, statusTag, tag } from "../core/parts.js";
+import { breakable, button, commandLink, empty, name, restrictedNote, statusTag, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { table } from "../core/table.js";
 import { filterBar, filtersOf, queryOf } from "./command_filters.js";
@@ -37,7 +37,7 @@ const COLUMNS = [
   { key: "waited", label: "Waited", align: "right", width: "minmax(56px, 76px)", narrow: "hide", render: (row) => duration(row.waited) },
   { key: "ran", label: "Ran", align: "right", width: "minmax(70px, 114px)", render: ran },
   { key: "attempts", label: "Attempts", align: "right", width: "minmax(48px, 84px)", narrow: "hide", render: (row) => (row.max_attempts ? `${row.attempts} of ${row.max_attempts}` : String(row.attempts)) },
-  { key: "error", label: "Error", width: "minmax(22%, 1fr)", render: (row) => (row.error_code ? [h("span", { class: "mono" }, row.error_code), row.error_message && h("span", { class: "muted" }, " ", row.error_message.slice(0, 160))] : null) },
+  { key: "error", label: "Error", width: "minmax(22%, 1fr)", render: (row) => (row.error_code ? [h("span", { class: "mono" }, breakable(row.error_code)), row.error_message && h("span", { class: "muted" }, " ", row.error_message.slice(0, 160))] : null) },
 ];
 
 function ran(row) {
