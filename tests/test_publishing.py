@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from shown_boards import worker
 
 from cmdbus import AsyncCommandBus, CommandBus, NodeCounters
 from cmdbus.board.board import Board, Node
-from cmdbus.board.records import ExitRecord
+from cmdbus.board.records import ExitRecord, SupervisorState
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.errors import MissingRightError
 from cmdbus.worker.claims.claim_statements import ClaimStatements
@@ -27,6 +28,7 @@ from cmdbus.worker.steward.exits import Exits
 from cmdbus.worker.steward.publish_round import (
     EVERY_SECONDS,
     RETRY_SECONDS,
+    STARTING_SECONDS,
     WATCHED_SECONDS,
     PublishRound,
     pause_beside,
@@ -93,6 +95,14 @@ def test_a_node_publishes_each_minute_and_often_only_while_it_is_watched(
 )
 def test_it_publishes_when_its_rollup_wakes_it_anyway(other: float, pause: float) -> None:
     assert pause_beside(other) == pause
+
+
+def test_a_fleet_that_starts_publishes_again_soon(publishing: Publishing) -> None:
+    since = time.monotonic_ns()
+    publishing.board.supervise(pid=1, state=SupervisorState.STARTING, since=since, due=9, wanted=1)
+    assert publishing.run() == STARTING_SECONDS
+    publishing.board.supervise(pid=1, state=SupervisorState.RUNNING, since=since, due=9, wanted=1)
+    assert publishing.successor().run(publishing.connection) == EVERY_SECONDS
 
 
 def test_a_watch_is_announced_once_and_lasts_for_a_minute_at_most(

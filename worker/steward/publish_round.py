@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 #: Seconds from one publication to the next, ordinarily, while an operator watches, and after one
 #: that has failed.
 EVERY_SECONDS, WATCHED_SECONDS, RETRY_SECONDS = 60.0, 2.0, 60.0
+#: Seconds after a publication by a fleet that starts: else it would seem to start for a minute.
+STARTING_SECONDS = 5.0
 #: Characters of a name.
 _MAX_NAME = 200
 _STOPPING = (SupervisorState.STOPPING, SupervisorState.STOPPED, SupervisorState.GIVING_UP)
@@ -60,6 +62,7 @@ class PublishRound:
         self._published_at = float("-inf")
         #: What a predecessor has published is taken over.
         self._succeeded = False
+        self._starting = False
         #: The number of the latest exit whose stack is published.
         self._stacks_of = -1
         self._warned = False
@@ -82,7 +85,9 @@ class PublishRound:
                 raise
             self._warn(error)
             return RETRY_SECONDS
-        pause = WATCHED_SECONDS if watched > 0 else pause_beside(self._beside() - now)
+        pause = STARTING_SECONDS if self._starting else pause_beside(self._beside() - now)
+        if watched > 0:
+            pause = WATCHED_SECONDS
         self._due = now + pause
         return pause
 
@@ -109,9 +114,11 @@ class PublishRound:
             self._succeeded = True
         number, now = self._exits.number, time.monotonic_ns()
         stacks = None if number == self._stacks_of else stacks_text(self._exits.stacks())
+        view = self._node.board.snapshot(claims=False)
+        self._starting = view.state is SupervisorState.STARTING
         state = state_text(
             facts,
-            self._node.board.snapshot(claims=False),
+            view,
             now,
             server=connection.info.server_version,
             memory=rss_bytes(facts.pid),
