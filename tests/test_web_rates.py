@@ -68,6 +68,15 @@ def test_a_node_that_was_started_again_counts_from_then_on() -> None:
     assert rates.of("mail").ending == pytest.approx(10)
 
 
+def test_a_clock_that_is_set_back_makes_no_rate_of_less_than_nothing() -> None:
+    rates = LiveRates()
+    for turn in range(20):
+        at = 2.0 * turn - (100 if turn >= 10 else 0)
+        rates.observe([counted(at, 20 * turn)], {}, 2.0 * turn)
+        assert rates.of("mail").ending in (None, pytest.approx(10))
+    assert rates.of("mail").ending == pytest.approx(10)
+
+
 def test_nodes_that_have_gone_are_forgotten() -> None:
     rates = LiveRates()
     for second in (0, 5):

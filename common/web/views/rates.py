@@ -119,6 +119,8 @@ def _keep(kept: deque[tuple[datetime, ByDomain]], at: datetime, counted: ByDomai
     if kept and kept[-1][0] == at:
         return
     before = kept[-1][1] if kept else {}
+    if kept and at < kept[-1][0]:
+        kept.clear()  # The server's clock was set back.
     if any(counted.get(domain, [0])[0] < numbers[0] for domain, numbers in before.items()):
         kept.clear()  # It was started again.
     if len(kept) > 1 and (kept[-1][0] - kept[-2][0]).total_seconds() < _APART_SECONDS:
