@@ -2,7 +2,7 @@
 
 import { act, ApiError, preview } from "./api.js";
 import { h, replace } from "./dom.js";
-import { localTimes } from "./format.js";
+import { fieldTime, localTimes } from "./format.js";
 import { keep, kept } from "./kept.js";
 import { toast } from "./toasts.js";
 
@@ -48,7 +48,7 @@ function inputOf(field, id) {
   if (field.kind === "choice") return h("select", { ...common, value: text }, choices(field));
   if (field.kind === "boolean") return h("input", { ...common, required: false, type: "checkbox", checked: field.value === true });
   if (field.kind === "number") return h("input", { ...common, type: "number", step: "any", inputmode: "decimal", value: text });
-  if (field.kind === "time") return h("input", { ...common, type: "datetime-local", step: 1, value: localTime(field.value) });
+  if (field.kind === "time") return h("input", { ...common, type: "datetime-local", step: 1, value: fieldTime(field.value) });
   return h("input", { ...common, type: "text", autocomplete: "off", value: text });
 }
 
@@ -57,12 +57,6 @@ const choices = (field) =>
     const { value, label } = typeof one === "object" && one !== null ? one : { value: one, label: one };
     return h("option", { value: String(value), selected: String(value) === String(field.value ?? "") }, String(label ?? value));
   });
-
-function localTime(iso) {
-  if (!iso) return "";
-  const at = new Date(iso);
-  return Number.isNaN(at.getTime()) ? "" : new Date(at.getTime() - at.getTimezoneOffset() * 60000).toISOString().slice(0, 19);
-}
 
 /** What a field sends: JSON stays the text that was written, a time is ISO in UTC, no entry is null. */
 function valueOf(field, input) {

@@ -1,7 +1,7 @@
 // What an edit of JSON has changed, line by line.
 
 import { h } from "./dom.js";
-import { indented } from "./parts.js";
+import { indented, preformatted } from "./parts.js";
 
 // Lines of both sides that are compared with each other; longer changes are shown as a whole.
 const COMPARED = 400;
@@ -65,5 +65,5 @@ export function diffBlock(before, after) {
     if (near[index]) shown.push(h("span", { class: ["line-of", CLASSES[mark]] }, SAID[mark] && h("span", { class: "unseen" }, SAID[mark]), `${mark} ${line}`));
     else if (near[index - 1]) shown.push(h("span", { class: "line-of muted" }, "…"));
   });
-  return h("pre", { tabindex: "0", role: "group", "aria-label": "What has changed" }, shown);
+  return preformatted("What has changed", shown);
 }

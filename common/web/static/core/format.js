@@ -105,6 +105,12 @@ export function localTimes(sentence) {
   return found;
 }
 
+/** A time as a field for dates shows it, in the viewer's zone; empty without one. */
+export function fieldTime(iso) {
+  const at = new Date(iso ?? "");
+  return Number.isNaN(at.getTime()) ? "" : new Date(at.getTime() - at.getTimezoneOffset() * 60000).toISOString().slice(0, 19);
+}
+
 /** Gives a `time` element another time, without building it again. */
 export function setTime(element, iso) {
   if (element.getAttribute("datetime") !== iso) {

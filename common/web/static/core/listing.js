@@ -5,7 +5,7 @@ import { confirmAction } from "./dialog.js";
 import { h, onChange, replace } from "./dom.js";
 import { timeElement } from "./format.js";
 import { watch } from "./live.js";
-import { button, empty, indented, panel, payloadBlock, restrictedNote, words } from "./parts.js";
+import { button, empty, indented, panel, payloadBlock, preformatted, restrictedNote, words } from "./parts.js";
 import { table } from "./table.js";
 
 /** A column of a table. */
@@ -108,7 +108,7 @@ export function trail(root) {
 
 const said = ({ code, message, details }) => [
   [code, message].filter(Boolean).join(": "),
-  details && h("details", null, h("summary", null, "Details"), h("pre", { tabindex: "0" }, indented(details.text)))];
+  details && h("details", null, h("summary", null, "Details"), preformatted("Details", indented(details.text)))];
 
 /** A payload with its heading, which is drawn again only where it has changed. */
 export function payloadPanel(title, file) {

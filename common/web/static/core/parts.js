@@ -36,16 +36,22 @@ export const domainLink = (domain) => h("a", { href: link(["domain", domain]), c
 
 /** The link to one command, by the end of its id with the whole id in its title. */
 export const commandLink = (domain, id, text) =>
-  h("a", { href: link(["command", domain, id]), class: "mono", title: id }, text ?? short(id));
+  h("a", { href: commandHref({ domain, command_id: id }), class: "mono", title: id }, text ?? short(id));
+
+/** What names a command in a table, and in the target of an action. */
+export const commandKey = (row) => `${row.domain} ${row.command_id}`;
+export const commandsTarget = (rows) => ({ target: { commands: rows.map((row) => [row.domain, row.command_id]) } });
+export const commandHref = (row) => link(["command", row.domain, row.command_id]);
 
 /** Says that there is nothing, why, and what to do next; `code` is an example to copy. */
 export const empty = (title, text, code) =>
   h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), text && h("p", null, text), code && codeBlock(code));
 
+/** Preformatted text, which the keyboard can scroll. */
+export const preformatted = (label, ...text) => h("pre", { tabindex: "0", role: "group", "aria-label": label }, text);
+
 /** Preformatted text with a button that copies it. */
-export function codeBlock(text, label = "Copy") {
-  return h("div", { class: "code" }, h("pre", { tabindex: "0", "aria-label": "Text", role: "group" }, text), copyButton(text, label));
-}
+export const codeBlock = (text, label = "Text") => h("div", { class: "code" }, preformatted(label, text), copyButton(text));
 
 /** A button that copies the text, which may be given by a function. */
 export function copyButton(text, label = "Copy") {
@@ -94,23 +100,24 @@ export function indented(text) {
   });
 }
 
-/** A payload {text, bytes, cut} of the server: indented, with its size, a copy and a download. */
-export function payloadBlock(payload, file = "data.json") {
-  if (payload === null || payload === undefined) return h("p", { class: "muted" }, "none");
-  const note = payload.cut ? `the beginning of ${bytes(payload.bytes)}` : bytes(payload.bytes);
-  return h(
-    "div",
-    { class: "code" },
-    h("pre", { tabindex: "0", role: "group", "aria-label": file }, payload.cut ? payload.text : indented(payload.text)),
-    h("div", { class: "toolbar" }, h("span", { class: "muted" }, note), copyButton(payload.text), downloadButton(payload.text, file)),
-  );
+/**
+ * A payload {text, bytes, cut, problem} of the server: indented, with its size, a copy and a
+ * download. `read` resolves with all of its text, where more than the beginning can be had.
+ */
+export function payloadBlock({ text, bytes: size, cut, problem }, file, read) {
+  const isPart = cut && !problem && read;
+  return h("div", { class: "code" },
+    problem && h("p", { class: "note" }, problem),
+    preformatted(file, cut ? text : indented(text), isPart && "…"),
+    h("div", { class: "toolbar" }, h("span", { class: "muted" }, cut ? `the beginning of ${bytes(size)}` : bytes(size)),
+      isPart ? downloadButton(read, file, "Download all") : [copyButton(text), downloadButton(() => text, file)]));
 }
 
-/** A button that saves the text as a file. */
-export function downloadButton(text, file, label = "Download") {
-  return h("button", { type: "button", class: "small", on: { click: save } }, label);
-  function save() {
-    const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+/** A button that saves a text as a file; `read` returns or resolves with the text. */
+export function downloadButton(read, file, label = "Download") {
+  return button(label, save, { small: true });
+  async function save() {
+    const url = URL.createObjectURL(new Blob([await read()], { type: "application/json" }));
     h("a", { href: url, download: visible(file).replace(/[^\w.-]+/g, "-") }).click();
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   }
@@ -140,6 +147,10 @@ export function figure(label, value, { tone, href, title } = {}) {
 /** A button; `tone` is primary or danger. */
 export const button = (label, run, { tone, title, small, disabled } = {}) =>
   h("button", { type: "button", class: [tone, small && "small"], title, disabled, on: { click: run } }, label);
+
+/** A field that narrows what the view shows, as the reader types; the key / goes there. */
+export const searchField = (name, text, placeholder, onText) =>
+  h("input", { type: "search", name, value: text ?? "", placeholder, "aria-label": placeholder, data: { filter: "" }, on: { input: ({ target }) => onText(target.value) } });
 
 /** One of a few choices as a row of pressed buttons: choices are [value, label] pairs. */
 export function choice(label, choices, chosen, onChoose) {

@@ -5,7 +5,7 @@ import { h, replace, setText } from "../core/dom.js";
 import { count, duration, short, timeElement } from "../core/format.js";
 import { acting, col, live, payloadPanel, trail, when } from "../core/listing.js";
 import { watch } from "../core/live.js";
-import { breakable, commandLink, domainLink, empty, facts, figure, name, panel, statusTag, tag } from "../core/parts.js";
+import { breakable, commandHref, commandKey, commandLink, domainLink, empty, facts, figure, name, panel, statusTag, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { table } from "../core/table.js";
 import { progress } from "./batches.js";
@@ -24,8 +24,8 @@ export async function show(root, { parts: [id], session, signal, tools, rename }
   const about = h("div");
   const commands = table({
     label: "Commands",
-    keyOf: (command) => `${command.domain} ${command.command_id}`,
-    link: (command) => link(["command", command.domain, command.command_id]),
+    keyOf: commandKey,
+    link: commandHref,
     columns: [
       col("command_id", "Command", (command) => [commandLink(command.domain, command.command_id), " ", name(`${command.domain}/${command.type}`)], { narrow: "title" }),
       col("status", "Status", (command) => statusTag(command.status)),

@@ -6,9 +6,9 @@ import { confirmAction } from "../core/dialog.js";
 import { diffBlock } from "../core/diff.js";
 import { h, keyed, onChange, replace } from "../core/dom.js";
 import { editData } from "../core/editor.js";
-import { bytes, count, duration, localTimes, now, short, timeElement } from "../core/format.js";
-import { watch } from "../core/live.js";
-import { button, copyButton, domainLink, downloadButton, empty, facts, name, panel, payloadBlock, restrictedNote, statusTag, tag, words } from "../core/parts.js";
+import { count, duration, localTimes, now, short, timeElement } from "../core/format.js";
+import { live } from "../core/listing.js";
+import { button, codeBlock, copyButton, domainLink, empty, facts, name, panel, payloadBlock, statusTag, tag, words } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { treeOf } from "../core/tree.js";
 
@@ -31,7 +31,6 @@ export async function show(root, { parts, params, session, navigate, tools, sign
     return { close() {} };
   }
   const head = h("div", { class: "stack" });
-  const note = h("div");
   const lines = section("Time");
   const sections = ["data", "result", "checkpoint"].map((what) => [what, section(what[0].toUpperCase() + what.slice(1))]);
   const attempts = h("div", { class: "stack" });
@@ -88,7 +87,6 @@ export async function show(root, { parts, params, session, navigate, tools, sign
   }
 
   const drawState = onChange(() => {
-    replace(note, value.restricted && restrictedNote());
     replace(tools, buttons());
     loadTree();
   });
@@ -108,19 +106,9 @@ export async function show(root, { parts, params, session, navigate, tools, sign
 
   const payloads = sections.map(([what, { card, body }]) => [what, onChange((payload) => {
     card.hidden = payload === null;
-    if (card.hidden) return;
-    const file = `${what}-${id}.json`;
-    const block = payloadBlock(payload, file);
-    replace(body, payload.problem && h("p", { class: "note" }, payload.problem), payload.cut && !payload.problem ? whole(payload, what, file) : block);
+    const whole = async () => (await get(apiPath(["payload", domain, id, what]))).text;
+    replace(body, payload && payloadBlock(payload, `${what}-${id}.json`, whole));
   })]);
-
-  function whole(payload, what, file) {
-    const save = button("Download all", async () => {
-      const { text } = await get(apiPath(["payload", domain, id, what]));
-      downloadButton(text, file).click();
-    }, { small: true });
-    return h("div", { class: "code" }, h("pre", { tabindex: "0", role: "group", "aria-label": what }, payload.text, "…"), h("div", { class: "toolbar" }, h("span", { class: "muted" }, `the beginning of ${bytes(payload.bytes)}`), save));
-  }
 
   function drawAttempts(runs) {
     attemptsCard.hidden = !runs.length;
@@ -159,10 +147,8 @@ export async function show(root, { parts, params, session, navigate, tools, sign
     drawState(`${value.status} ${value.audit?.length}`);
   }
 
-  const path = apiPath(["command", domain, id], { events: params.events });
-  update(await get(path, {}, { signal }));
-  root.append(note, head, lines.card, attemptsCard, h("div", { class: "split" }, sections.map(([, one]) => one.card)), auditCard, related.card);
-  return { close: watch(path, update, (state, { error } = {}) => state === "failed" && replace(note, h("p", { class: "note note-bad", role: "status" }, String(error?.message ?? error)))) };
+  root.append(head, lines.card, attemptsCard, h("div", { class: "split" }, sections.map(([, one]) => one.card)), auditCard, related.card);
+  return live(root, apiPath(["command", domain, id], { events: params.events }), signal, update);
 }
 
 function section(heading) {
@@ -177,7 +163,7 @@ function buildAttempt(one, before) {
   const summary = h("summary", null, `Attempt ${one.attempt ?? "–"} `, tag(label, tone), " ", one.code && h("strong", null, one.code), " ", one.message ?? "");
   return h("details", { open: before?.open ?? (one.outcome === "MOVED_TO_TROUBLESHOOTING_QUEUE") }, summary,
     facts([["Began", one.from && timeElement(one.from, "both")], ["Took", seconds === null ? null : duration(seconds)], ["Worker", one.worker && name(one.worker)], ["Error", one.exception && name(one.exception)], ["Reason", one.reason && words(one.reason)]]),
-    texts.map(([heading, text]) => h("div", null, h("h3", null, heading), h("div", { class: "code" }, h("pre", { tabindex: "0", role: "group", "aria-label": heading }, text), copyButton(text)))),
+    texts.map(([heading, text]) => h("div", null, h("h3", null, heading), codeBlock(text, heading))),
     one.details && h("div", null, h("h3", null, "Details"), payloadBlock(one.details, "details.json")));
 }
 

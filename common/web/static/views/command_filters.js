@@ -2,6 +2,7 @@
 
 import { get } from "../core/api.js";
 import { h, replace } from "../core/dom.js";
+import { fieldTime } from "../core/format.js";
 import { link } from "../core/router.js";
 
 const UUID = /^[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}$/i;
@@ -24,11 +25,6 @@ export function queryOf(params) {
   const from = seconds ? new Date(Date.now() - 1000 * seconds).toISOString() : since;
   return { ...query, since: from, after: params.after, limit: params.rows };
 }
-
-const local = (iso) => {
-  const at = new Date(iso ?? "");
-  return Number.isNaN(at.getTime()) ? "" : new Date(at.getTime() - at.getTimezoneOffset() * 60000).toISOString().slice(0, 19);
-};
 
 /** {element, fill(params)}; a change goes to the address by `navigate`. */
 export function filterBar({ navigate, restricted }) {
@@ -101,7 +97,7 @@ export function filterBar({ navigate, restricted }) {
     put(text, params.id ?? params.text);
     for (const name of ["domain", "type", ...MORE.map(([each]) => each)]) if (fields[name]) put(fields[name], params[name]);
     put(age, params.age ?? between);
-    for (const name of ["since", "until"]) put(fields[name], local(params[name]));
+    for (const name of ["since", "until"]) put(fields[name], fieldTime(params[name]));
     for (const label of times) label.hidden = age.value !== "between";
     for (const button of statuses) button.setAttribute("aria-pressed", String(button.dataset.value === (params.status ?? "")));
     if (MORE.some(([name]) => params[name])) more.open = true;

@@ -5,7 +5,7 @@ import { confirmAction } from "../core/dialog.js";
 import { h, replace, setText } from "../core/dom.js";
 import { clock, count, duration, plural, timeElement, NONE } from "../core/format.js";
 import { watch } from "../core/live.js";
-import { breakable, button, commandLink, empty, name, restrictedNote, statusTag, tag } from "../core/parts.js";
+import { breakable, button, commandHref, commandKey, commandLink, commandsTarget, empty, name, restrictedNote, statusTag, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { table } from "../core/table.js";
 import { filterBar, filtersOf, queryOf } from "./command_filters.js";
@@ -25,9 +25,6 @@ const TROUBLED = ["status", "domain", "type", "key", "error_code"];
 const BEFORE = new Map();
 
 export const title = () => "Commands";
-
-const keyOf = (row) => `${row.domain} ${row.command_id}`;
-const target = (rows) => ({ target: { commands: rows.map((row) => [row.domain, row.command_id]) } });
 
 const COLUMNS = [
   { key: "type", label: "Command", narrow: "title", width: "minmax(110px, 1fr)", render: (row) => [h("span", { class: "muted" }, name(row.domain), " / "), name(row.type)] },
@@ -58,7 +55,7 @@ export async function show(root, { params, session, navigate, signal, keys }) {
   const pager = h("nav", { class: "toolbar", "aria-label": "Pages" });
   const rows = h("select", { "aria-label": "Commands on a page", on: { change: () => navigate({ rows: rows.value === SIZES[0] ? null : rows.value }) } },
     SIZES.map((size) => h("option", { value: size }, `${size} on a page`)));
-  const list = table({ columns: COLUMNS, keyOf, label: "Commands", selectable: session.acts, onSelect: drawTools, empty: nothing, link: (row) => link(["command", row.domain, row.command_id]), rowClass: (row) => row.gone && "muted" });
+  const list = table({ columns: COLUMNS, keyOf: commandKey, label: "Commands", selectable: session.acts, onSelect: drawTools, empty: nothing, link: commandHref, rowClass: (row) => row.gone && "muted" });
   tools.append(said, buttons, news);
   root.append(filters.element, session.reads_data ? "" : restrictedNote(), problem, tools, list.element, stopped, pager);
 
@@ -126,11 +123,11 @@ export async function show(root, { params, session, navigate, signal, keys }) {
 
   /** Changes the rows that are shown, and says how many are not. */
   function blend(value) {
-    const now = new Map(value.commands.map((row) => [keyOf(row), row]));
+    const now = new Map(value.commands.map((row) => [commandKey(row), row]));
     const last = value.next && value.commands.length ? value.commands.at(-1).created_at : "";
-    const before = new Set(shown.map(keyOf));
-    shown = shown.map((row) => now.get(keyOf(row)) ?? (row.created_at > last ? { ...row, gone: true } : row));
-    const more = value.commands.filter((row) => !before.has(keyOf(row))).length;
+    const before = new Set(shown.map(commandKey));
+    shown = shown.map((row) => now.get(commandKey(row)) ?? (row.created_at > last ? { ...row, gone: true } : row));
+    const more = value.commands.filter((row) => !before.has(commandKey(row))).length;
     news.hidden = more === 0;
     setText(news, `${plural(more, "newer command")}: show`);
     list.update(shown);
@@ -203,7 +200,7 @@ export async function show(root, { params, session, navigate, signal, keys }) {
     const waiting = rows.filter((row) => row.status === "PENDING");
     const open = rows.filter((row) => row.status === "PENDING" || row.status === "IN_PROGRESS");
     const trouble = rows.filter((row) => row.status === IN_TROUBLE);
-    const one = (label, action, those, tone) => those.length > 0 && button(`${label} ${count(those.length)}`, () => act(action, target(those)), { small: true, tone });
+    const one = (label, action, those, tone) => those.length > 0 && button(`${label} ${count(those.length)}`, () => act(action, commandsTarget(those)), { small: true, tone });
     return [
       one("Retry", "retry", trouble, "primary"),
       one("Complete", "complete", trouble),
@@ -238,7 +235,7 @@ export async function show(root, { params, session, navigate, signal, keys }) {
     const wanted = list.selected().length ? list.selected() : [list.focused()].filter(Boolean);
     const trouble = wanted.filter((row) => row.status === IN_TROUBLE);
     if (!session.acts || trouble.length === 0) return false;
-    act("retry", target(trouble));
+    act("retry", commandsTarget(trouble));
   }
   keys([{ key: "r", label: "Retry what is in trouble", run: retry }]);
 

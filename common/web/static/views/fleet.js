@@ -4,8 +4,8 @@ import { get } from "../core/api.js";
 import { h, keyed, replace, setText } from "../core/dom.js";
 import { bytes, count, duration, now, plural, setTime, timeElement } from "../core/format.js";
 import { watch } from "../core/live.js";
-import { button, codeBlock, commandLink, empty, figure, name, tag } from "../core/parts.js";
-import { apiPath, link } from "../core/router.js";
+import { button, codeBlock, commandHref, commandLink, empty, figure, name, searchField, tag } from "../core/parts.js";
+import { apiPath } from "../core/router.js";
 
 const HEALTH = { HEALTHY: "good", DEGRADED: "warn", CRITICAL: "bad", DATABASE_AWAY: "bad" };
 const STATES = { running: "good", starting: "info", stopping: "warn", stopped: "muted", giving_up: "bad" };
@@ -26,8 +26,7 @@ export async function show(root, { params, session, navigate, signal }) {
     nodes: figure("nodes", "–"), workers: figure("workers", "–"), threads: figure("threads that run", "–"),
     late: figure("past their timeout", "–"), memory: figure("memory", "–"), gone: figure("gone", "–"),
   };
-  const field = h("input", { type: "search", name: "text", value: text, placeholder: "name, host, type", data: { filter: "" },
-    on: { input: () => navigate({ text: field.value || null }, { replace: true }) } });
+  const field = searchField("text", text, "name, host, type", (wanted) => navigate({ text: wanted }, { replace: true }));
   const bar = h("div", { class: "toolbar" }, h("div", { class: "numbers" }, Object.values(figures)),
     h("div", { class: "filters push" }, h("label", null, "Show nodes with", field)));
   const note = h("p", { class: "note note-info", hidden: true });
@@ -262,7 +261,7 @@ function cell(slot, context) {
 function busyCell(slot, context) {
   const time = h("span", { class: "slot-time" });
   const element = h("a", {
-    href: link(["command", slot.domain, slot.command_id]),
+    href: commandHref(slot),
     title: `${slot.domain}/${slot.type}, attempt ${slot.attempt}, thread ${slot.slot}`,
   }, h("span", { class: "slot-name" }, name(slot.type)), time);
   const since = Date.parse(slot.since);

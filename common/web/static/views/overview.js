@@ -5,7 +5,7 @@ import { confirmAction } from "../core/dialog.js";
 import { h, keyed, replace, setText } from "../core/dom.js";
 import { clock, count, duration, NONE, plural, rate } from "../core/format.js";
 import { watch } from "../core/live.js";
-import { button, codeBlock, domainLink, empty, figure, panel, tag } from "../core/parts.js";
+import { button, codeBlock, domainLink, empty, figure, panel, searchField, tag } from "../core/parts.js";
 import { link } from "../core/router.js";
 import { table } from "../core/table.js";
 import { historyPanel } from "./overview_charts.js";
@@ -23,8 +23,7 @@ export async function show(root, { params, session, navigate, keys }) {
   let value = null;
   let minutes = { domains: {} };
   const lines = new Map();
-  const field = h("input", { type: "search", name: "text", value: text, placeholder: "name", data: { filter: "" },
-    on: { input: () => navigate({ text: field.value || null }, { replace: true }) } });
+  const field = searchField("text", text, "name", (wanted) => navigate({ text: wanted }, { replace: true }));
   const sums = totals();
   const attention = attentionPanel(session.acts);
   const domains = domainTable(session.acts, lineOf);

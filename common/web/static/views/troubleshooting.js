@@ -5,8 +5,8 @@ import { get } from "../core/api.js";
 import { confirmAction } from "../core/dialog.js";
 import { h, replace, setText } from "../core/dom.js";
 import { count, plural, timeElement } from "../core/format.js";
-import { watch } from "../core/live.js";
-import { button, commandLink, empty, name, panel, restrictedNote, tag } from "../core/parts.js";
+import { live } from "../core/listing.js";
+import { button, commandHref, commandKey, commandLink, commandsTarget, empty, name, panel, searchField, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { table } from "../core/table.js";
 
@@ -15,8 +15,6 @@ const ACTIONS = [["retry", "Retry", "primary"], ["complete", "Complete"], ["canc
 export const title = () => "Troubleshooting";
 
 const linkOf = (row) => link("troubleshooting", { domain: row.domain, type: row.type, error_code: row.error_code });
-const keyOf = (row) => `${row.domain} ${row.command_id}`;
-const named = (rows) => ({ target: { commands: rows.map((row) => [row.domain, row.command_id]) } });
 
 export async function show(root, { params, session, signal, keys, navigate }) {
   const chosen = { domain: params.domain, type: params.type, error_code: params.error_code };
@@ -24,7 +22,6 @@ export async function show(root, { params, session, signal, keys, navigate }) {
   const isGroup = Boolean(chosen.domain && chosen.type && chosen.error_code);
   const path = apiPath("troubleshooting", { ...chosen });
   const told = h("p", { class: "muted", role: "status" });
-  const note = h("div");
   const none = h("div");
   const groups = table({
     label: "Errors",
@@ -43,11 +40,11 @@ export async function show(root, { params, session, signal, keys, navigate }) {
   });
   const commands = table({
     label: "Commands",
-    keyOf,
+    keyOf: commandKey,
     selectable: session.acts,
     primary: isChosen,
     onSelect: drawSelected,
-    link: (row) => link(["command", row.domain, row.command_id]),
+    link: commandHref,
     columns: [
       { key: "command_id", label: "Command", narrow: "title", render: (row) => commandLink(row.domain, row.command_id) },
       { key: "type", label: "Type", render: (row) => name(`${row.domain}/${row.type}`) },
@@ -60,7 +57,7 @@ export async function show(root, { params, session, signal, keys, navigate }) {
     empty: h("p", { class: "empty" }, "None of these waits any more. ", isChosen && h("a", { href: "#/troubleshooting" }, "All errors")),
   });
   const selected = h("div", { class: "toolbar" });
-  const filter = h("input", { type: "search", name: "q", "aria-label": "Filter the errors", placeholder: "Filter the errors", value: params.q ?? "", data: { filter: "" }, on: { input: () => navigate({ q: filter.value }, { replace: true }) } });
+  const filter = searchField("q", params.q, "Filter the errors", (q) => navigate({ q }, { replace: true }));
   const older = button("Older ones", loadOlder, { small: true });
   const heading = isChosen ? `Commands with ${chosen.error_code ?? "any error"} of ${[chosen.domain, chosen.type].filter(Boolean).join("/") || "all domains"}` : "All commands, the latest first";
   const list = panel(heading,
@@ -77,11 +74,11 @@ export async function show(root, { params, session, signal, keys, navigate }) {
       ACTIONS.map(([action, label, tone]) => button(label, () => decide(action, rows), { tone, disabled: !rows.length, small: true })));
   }
 
-  const decide = (action, rows) => confirmAction(action, named(rows), { onDone: () => forget(new Set(rows.map(keyOf))) });
+  const decide = (action, rows) => confirmAction(action, commandsTarget(rows), { onDone: () => forget(new Set(rows.map(commandKey))) });
 
   /** What was decided about is gone from the pages that are not live. */
   function forget(keys) {
-    further = further.filter((row) => keys && !keys.has(keyOf(row)));
+    further = further.filter((row) => keys && !keys.has(commandKey(row)));
     commands.clear();
     draw();
   }
@@ -113,23 +110,22 @@ export async function show(root, { params, session, signal, keys, navigate }) {
   }
 
   function draw() {
-    const seen = new Set(first.map(keyOf));
-    commands.update([...first, ...further.filter((row) => !seen.has(keyOf(row)))]);
+    const seen = new Set(first.map(commandKey));
+    commands.update([...first, ...further.filter((row) => !seen.has(commandKey(row)))]);
     older.hidden = next === null;
   }
 
   function update(value) {
     setText(told, `${value.complete ? "" : "More than "}${plural(value.total, "command")} ${value.total === 1 ? "waits" : "wait"} for an operator.`);
-    replace(note, value.restricted && restrictedNote());
     list.hidden = value.restricted || value.total === 0;
     all = value.groups;
     drawGroups();
     // What was loaded below the first page stays, and what moves from that page comes below it.
     if (further.length) {
-      const now = new Set(value.commands.map(keyOf));
-      const known = new Set(further.map(keyOf));
+      const now = new Set(value.commands.map(commandKey));
+      const known = new Set(further.map(commandKey));
       const oldest = value.commands.at(-1)?.failed_at ?? "";
-      further = [...first.filter((row) => !now.has(keyOf(row)) && !known.has(keyOf(row)) && row.failed_at <= oldest), ...further];
+      further = [...first.filter((row) => !now.has(commandKey(row)) && !known.has(commandKey(row)) && row.failed_at <= oldest), ...further];
     } else {
       next = value.next;
     }
@@ -139,11 +135,10 @@ export async function show(root, { params, session, signal, keys, navigate }) {
 
   keys([{ key: "r", label: "Retry the selected commands, or this one", run: retry }]);
   drawSelected([]);
-  update(await get(path, {}, { signal }));
-  root.append(note, told, panel("Errors", h("div", { class: "filters" }, filter), groups.element), list);
-  const failed = (state, { error } = {}) => state === "failed" && replace(note, h("p", { class: "note note-bad", role: "status" }, String(error?.message ?? error)));
+  root.append(told, panel("Errors", h("div", { class: "filters" }, filter), groups.element), list);
+  const { close } = await live(root, path, signal, update);
   return {
-    close: watch(path, update, failed),
+    close,
     /** Another filter needs no other values. */
     update: (next) => {
       if (next.domain !== chosen.domain || next.type !== chosen.type || next.error_code !== chosen.error_code) return false;
