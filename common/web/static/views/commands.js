@@ -1,26 +1,23 @@
 // Commands: a search, page by page, and what can be done with what it finds.
 
 import { get } from "../core/api.js";
-import { confirmAction } from "../core/dialog.js";
 import { h, replace, setText } from "../core/dom.js";
 import { clock, count, duration, plural, timeElement, NONE } from "../core/format.js";
 import { watch } from "../core/live.js";
-import { breakable, button, commandHref, commandKey, commandLink, commandsTarget, empty, name, restrictedNote, statusTag, tag } from "../core/parts.js";
+import { breakable, button, commandHref, commandKey, commandLink, empty, name, restrictedNote, statusTag, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { table } from "../core/table.js";
+import { commandActions } from "./command_actions.js";
 import { filterBar, filtersOf, queryOf } from "./command_filters.js";
 
-const IN_TROUBLE = "IN_TROUBLESHOOTING_QUEUE";
+// Pages that "Search on" reads, at most.
 const ROUNDS = 500;
-// So many can be selected for an action.
+// Commands on a page: all of them can be selected for an action.
 const SIZES = ["100", "300", "1000"];
 const FIRST_COMMAND = `from cmdbus import CommandBus
 
 with CommandBus("postgresql:///mydb") as bus:
     bus.send("payments", "DebitAccount", {"account_id": 1, "amount": 5})`;
-// The conditions that an action on all that match carries out exactly.
-const WAITING = ["status", "domain", "type", "key", "since", "until", "age"];
-const TROUBLED = ["status", "domain", "type", "key", "error_code"];
 // Where a page came from, by its cursor: for the way back.
 const BEFORE = new Map();
 
@@ -59,6 +56,7 @@ export async function show(root, { params, session, navigate, signal, keys }) {
   tools.append(said, buttons, news);
   root.append(filters.element, session.reads_data ? "" : restrictedNote(), problem, tools, list.element, stopped, pager);
 
+  const actions = commandActions(() => list.clear());
   let given = params;
   let query = {};
   let latest = null;
@@ -184,58 +182,18 @@ export async function show(root, { params, session, navigate, signal, keys }) {
     if (!signal.aborted && searching === mine) navigate({ after });
   }
 
-  const act = (action, body) => confirmAction(action, body, { onDone: () => list.clear() });
-
   function drawTools() {
+    if (!session.acts) return;
     const selected = list.selected();
-    if (!session.acts) {
-      setText(said, "");
-      return;
-    }
     setText(said, selected.length ? `${count(selected.length)} selected` : "");
-    replace(buttons, selected.length ? chosen(selected) : matching());
-  }
-
-  function chosen(rows) {
-    const waiting = rows.filter((row) => row.status === "PENDING");
-    const open = rows.filter((row) => row.status === "PENDING" || row.status === "IN_PROGRESS");
-    const trouble = rows.filter((row) => row.status === IN_TROUBLE);
-    const one = (label, action, those, tone) => those.length > 0 && button(`${label} ${count(those.length)}`, () => act(action, commandsTarget(those)), { small: true, tone });
-    return [
-      one("Retry", "retry", trouble, "primary"),
-      one("Complete", "complete", trouble),
-      one(open.length ? "Cancel in trouble:" : "Cancel", "cancel_trouble", trouble, "danger"),
-      one("Reschedule", "reschedule", waiting),
-      one(trouble.length ? "Cancel open:" : "Cancel", "cancel", open, "danger"),
-      open.length + trouble.length === 0 && h("span", { class: "muted" }, "They have ended: nothing can be done with them."),
-      button("Select none", () => list.clear(), { small: true, tone: "plain" }),
-    ];
-  }
-
-  /** Actions on all that meet the filters, where there is one that means exactly these. */
-  function matching() {
-    const set = filtersOf(given);
-    const only = (names) => Object.keys(set).every((each) => names.includes(each));
-    if (!latest?.commands.length && !latest?.next) return [];
-    if (set.status === "PENDING" && set.domain && only(WAITING)) {
-      const { domain, type, key, until } = set;
-      const match = { domain, type, key, since: query.since, until };
-      return [button("Cancel all that match", () => act("cancel_all", { target: { match } }), { small: true })];
-    }
-    if (set.status === IN_TROUBLE && only(TROUBLED)) {
-      const { domain, type, key, error_code } = set;
-      const body = { target: { match: { domain, type, key, error_code } } };
-      return [["Retry", "retry"], ["Complete", "complete"], ["Cancel", "cancel_trouble"]].map(([label, action]) =>
-        button(`${label} all that match`, () => act(action, body), { small: true }));
-    }
-    return [];
+    const isEmpty = !latest?.commands.length && !latest?.next;
+    if (selected.length) replace(buttons, actions.forRows(selected), button("Select none", () => list.clear(), { small: true, tone: "plain" }));
+    else replace(buttons, isEmpty ? null : actions.forAll(filtersOf(given), query.since));
   }
 
   function retry() {
-    const wanted = list.selected().length ? list.selected() : [list.focused()].filter(Boolean);
-    const trouble = wanted.filter((row) => row.status === IN_TROUBLE);
-    if (!session.acts || trouble.length === 0) return false;
-    act("retry", commandsTarget(trouble));
+    const rows = list.selected().length ? list.selected() : [list.focused()].filter(Boolean);
+    return session.acts && actions.retry(rows);
   }
   keys([{ key: "r", label: "Retry what is in trouble", run: retry }]);
 
