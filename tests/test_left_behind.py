@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from cmdbus.board.board import Board
-from cmdbus.board.records import Role
+from cmdbus.board.records import Role, SupervisorState
 from cmdbus.board.views import SeatView
 from cmdbus.timeouts import RESCUE_SECONDS
 from cmdbus.worker.claims.claim import Connection
@@ -23,6 +23,8 @@ NOBODY = 2**22 - 1
 
 def leave_a_board(path: Path, incarnation: int, pid: int = NOBODY) -> None:
     board = Board.create(path, seats=1, slots=2)
+    now = time.monotonic_ns()
+    board.supervise(pid=NOBODY, state=SupervisorState.RUNNING, since=now, due=now, wanted=1)
     seat = board.seat(0)
     seat.assign(Role.WORKER, number=0, generation=1)
     seat.enter(pid=pid, generation=1, now=time.monotonic_ns())
@@ -50,6 +52,7 @@ def test_a_board_whose_sessions_do_not_end_is_tried_again(dsn: str, tmp_path: Pa
         stale_boards.due_at = 0.0
         assert stale_boards.run(connection) == float("inf")
         assert not path.exists()
+        assert stale_boards.supervisors == {NOBODY}
     assert asked == [(2**62, NOBODY)] * 2
 
 

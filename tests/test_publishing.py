@@ -1,6 +1,7 @@
 """What nodes publish in the database: when, for how long, and what it costs if that fails."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -56,8 +57,8 @@ class Publishing:
         seat = self.board.seat_view(0)
         self.exits.add(seat, ExitRecord(generation=1, pid=9, signal=11), "a stack", (), 0.0)
 
-    def successor(self) -> PublishRound:
-        return PublishRound(self.node, self.statements, Exits(), self.watched, "shop")
+    def successor(self, *dead: int) -> PublishRound:
+        return PublishRound(self.node, self.statements, Exits(), self.watched, "shop", dead=dead)
 
 
 @pytest.fixture
@@ -157,6 +158,20 @@ def test_a_node_that_is_gone_stays_until_one_of_its_name_comes_or_a_day_is_over(
     connection.execute(age.format("25 hours", node.node).encode())
     assert scalar(connection, "SELECT cmdbus.retain_nodes()") == 1
     assert bus.fleet() == []
+
+
+def test_a_supervisor_that_has_died_is_succeeded_at_once(
+    publishing: Publishing, bus: CommandBus
+) -> None:
+    publishing.crash()
+    publishing.run()
+    publishing.connection.execute("UPDATE cmdbus.published_node SET node = 1")
+    publishing.successor(1, 2).run(publishing.connection)
+    assert len(bus.fleet()) == 2, "another process has the name"
+    publishing.connection.execute("DELETE FROM cmdbus.published_node WHERE node <> 1")
+    publishing.successor(1, os.getpid()).run(publishing.connection)
+    [node] = bus.fleet()
+    assert node.node != 1 and len(node.exits) == 1
 
 
 def test_there_are_at_most_some_hundred_nodes(publishing: Publishing, dsn: str) -> None:

@@ -192,6 +192,28 @@ def test_a_fleet_is_shown_and_goes_on_by_itself(visiting: Visiting) -> None:
         page.sees("No node matches")
 
 
+def test_a_node_that_publishes_no_more_is_silent_before_it_is_gone(visiting: Visiting) -> None:
+    fleet = FakeFleet()
+    fleet.nodes = [
+        node(1, [seat(0, [idle(0)])]),
+        node(2, [seat(0, [idle(0)])], published_at=at(-8)),
+        node(3, [seat(0, [idle(0)])], published_at=at(-30), steward=None),
+    ]
+    with page_of(visiting, fleet) as page:
+        page.open("#/fleet")
+        page.find("section.node", "host-2").wait_for()
+        assert not page.find("section.node .tag:visible", "silent").count()
+        with fleet.lock:
+            fleet.nodes = [{**fleet.nodes[0], "published_at": at(0)}, *fleet.nodes[1:]]
+        page.find("section.node.late", "host-2").wait_for(timeout=20_000)
+        page.sees("silent", "section.node.late")
+        # One that polls publishes once a minute.
+        assert not page.tab.locator("section.node.late", has_text="host-3").count()
+        with fleet.lock:
+            fleet.nodes = [{**n, "published_at": at(0)} for n in fleet.nodes]
+        page.find("section.node:not(.late)", "host-2").wait_for()
+
+
 def test_an_empty_fleet_says_what_to_do(visiting: Visiting) -> None:
     with page_of(visiting, FakeFleet()) as page:
         page.open("#/fleet").sees("cmdbus-supervise --app")

@@ -9,7 +9,7 @@ import os
 import platform
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import metadata
 
 import psycopg
@@ -51,11 +51,13 @@ class PublishRound:
         watched: threading.Event,
         name: str,
         beside: Callable[[], float] = lambda: float("inf"),
+        dead: Collection[int] = (),
     ) -> None:
         """`watched` is set by a notification that an operator watches the fleet. `beside` is the
-        monotonic time at which another round wakes the steward: publications come then, too."""
+        monotonic time at which another round wakes the steward: publications come then, too.
+        `dead`: pids of supervisors of this name that have died here."""
         self._node, self._statements, self._exits = node, statements, exits
-        self._watched, self._name, self._beside = watched, name, beside
+        self._watched, self._name, self._beside, self._dead = watched, name, beside, dead
         self._facts: NodeFacts | None = None
         #: Monotonic time of the next publication.
         self._due = 0.0
@@ -107,7 +109,8 @@ class PublishRound:
         facts = self._facts = self._facts or self._read_facts()
         key = {"node": self._statements.node, "name": facts.name, "host": facts.host}
         if not self._succeeded:
-            row = self._statements.row(connection, "succeed_node", **key)
+            dead = list(self._dead)
+            row = self._statements.row(connection, "succeed_node", **key, dead=dead)
             if row is not None:
                 state, stacks, age = row
                 self._exits.succeed(state, stacks, time.monotonic() - age)

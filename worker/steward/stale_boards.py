@@ -35,6 +35,8 @@ class StaleBoards:
         release: Callable[[Connection, SeatView], Rescued],
     ) -> None:
         self._release = release
+        #: Pids of the supervisors whose boards were read.
+        self.supervisors: set[int] = set()
         boards = sorted(directory.glob(f"{name}.board.*"))
         # Another supervisor may be called as this board is.
         self._boards = [path for path in boards if path.suffix[1:].isdigit()]
@@ -77,6 +79,8 @@ class StaleBoards:
             if not _remove_if_old(path):
                 logger.warning("%s: its claims can be claimed again when their leases end", error)
             return True
+        if view.pid is not None:
+            self.supervisors.add(view.pid)
         claimers = [s for s in view.seats if s.incarnation and s.role is not Role.STEWARD]
         held = [s for s in claimers if not s.rescued and (path, s.index) not in self._done]
         for seat in sorted(held, key=lambda seat: self._tried.get((path, seat.index), 0.0)):

@@ -68,6 +68,7 @@ class StewardProcess:
         )
         hurry, exits = self._steward.batches.hurry, Exits()
         self._rescue = RescueRound(node, self._statements, registry, stacks, hurry, exits)
+        self._stale_boards = StaleBoards(stacks.parent, settings.name, self._rescue.release)
         self._publish = PublishRound(
             node,
             self._statements,
@@ -75,8 +76,8 @@ class StewardProcess:
             self._steward.listening.watched,
             settings.name,
             lambda: self._steward.rollups.due,
+            self._stale_boards.supervisors,
         )
-        self._stale_boards = StaleBoards(stacks.parent, settings.name, self._rescue.release)
         names = [each.name for each in registry.breakers()]
         self._breaker_watch = BreakerWatch(node.board, self._statements, names)
         self._maintenance = Maintenance(

@@ -1,7 +1,7 @@
 -- What nodes publish of themselves for operators: a row a node, written each minute, and every
 -- two seconds only while an operator watches. It stays for a day after the node's last publication.
 
--- Supervisors and standalone workers. Texts are JSON that only clients parse.
+-- Supervisors and standalone workers. Texts are JSON that clients parse.
 CREATE TABLE {schema}.published_node (
     -- As in incarnation.
     node bigint PRIMARY KEY,
@@ -30,8 +30,11 @@ LANGUAGE sql VOLATILE
 RETURN p_stopped OR p_published_at < clock_timestamp() - interval '150 seconds';
 
 -- What p_node, or a node of its name and host that is gone, has published last, and how many
--- seconds ago; removes the rows of the latter, in whose place p_node comes.
-CREATE FUNCTION {schema}.succeed_node(p_node bigint, p_name text, p_host text)
+-- seconds ago; removes the rows of the latter, in whose place p_node comes. A node whose pid is one
+-- of p_dead is gone at once.
+CREATE FUNCTION {schema}.succeed_node(
+    p_node bigint, p_name text, p_host text, p_dead integer[]
+)
 RETURNS TABLE (state text, stacks text, age double precision)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -40,7 +43,8 @@ BEGIN
     WITH gone AS (
         DELETE FROM {schema}.published_node n
         WHERE n.node <> p_node AND n.name = p_name AND n.host = p_host
-            AND {schema}.is_gone(n.stopped, n.published_at)
+            AND ({schema}.is_gone(n.stopped, n.published_at)
+                 OR (n.state::jsonb ->> 'pid')::integer = ANY (p_dead))
         RETURNING n.*
     )
     SELECT f.state, f.stacks,

@@ -10,8 +10,11 @@ import { apiPath } from "../core/router.js";
 const HEALTH = { HEALTHY: "good", DEGRADED: "warn", CRITICAL: "bad", DATABASE_AWAY: "bad" };
 const STATES = { running: "good", starting: "info", stopping: "warn", stopped: "muted", giving_up: "bad" };
 const PHASES = { i: "idle", r: "running", l: "leading", w: "resting", a: "away", s: "stuck", "?": "unknown" };
-// Milliseconds after which a node should have published again.
+// Milliseconds after which a node should have published again: while nobody looks, and while the
+// page does and sees nodes publish quickly.
 const LATE = 75000;
+const SILENT = 10000;
+const QUICK = 6000;
 // Nodes whose threads can be watched at a time: the server bounds the paths of a page.
 const MAX_OPEN = 6;
 
@@ -39,6 +42,9 @@ export async function show(root, { params, session, navigate, signal }) {
 
   const context = {
     session, cells, signal,
+    quick: false,
+    // Since when the page has heard of nodes without a gap; null while it does not.
+    heardSince: now(),
     hasSlots: () => value.has_slots,
     isOpen: (node) => open.has(node),
     toggle(node) {
@@ -110,6 +116,8 @@ export async function show(root, { params, session, navigate, signal }) {
   const stop = watch("fleet", (found) => {
     value = found;
     render();
+  }, (state) => {
+    context.heardSince = state === "live" ? now() : null;
   });
   const timer = setInterval(() => document.hidden || tick(), 1000);
   return {
@@ -145,13 +153,16 @@ function card(node, context) {
   const about = h("p", { class: "muted" });
   const seats = h("div", { class: "seats" });
   const exits = h("details", null);
+  const silent = tag("silent", "bad", "It publishes no more: it has died or hangs, or cannot reach the database");
   const heading = h("h2", null, name(node.name), " ", h("span", { class: "muted" }, "on ", name(node.host)));
   const opener = button("Show threads", () => context.toggle(node.node), { small: true });
   const element = h("section", { class: "card node", aria: { label: `${node.name} on ${node.host}` } },
-    h("div", { class: "toolbar" }, heading, tags, h("span", { class: "muted push" }, "published ", age), opener), about, seats, exits);
+    h("div", { class: "toolbar" }, heading, silent, tags, h("span", { class: "muted push" }, "published ", age), opener), about, seats, exits);
   let known = "";
   let shown = node;
   element.update = (next) => {
+    const step = Date.parse(next.published_at) - Date.parse(shown.published_at);
+    if (step > 0 && step < QUICK) context.quick = true;
     shown = next;
     const hasSlots = seatsOf(next).some((seat) => seat.slots);
     const version = [next.published_at, next.gone, hasSlots, context.hasSlots()].join();
@@ -166,7 +177,13 @@ function card(node, context) {
     keyed(seats, items, ([role, seat]) => `${role} ${seat.seat}`, (item) => seatRow(item, context));
     showExits(exits, next, context);
   };
-  element.tick = () => element.classList.toggle("late", !shown.gone && now() - Date.parse(shown.published_at) > LATE);
+  element.tick = () => {
+    const patience = context.quick && shown.steward?.listening ? SILENT : LATE;
+    const late = !shown.gone && context.heardSince !== null && now() - Math.max(Date.parse(shown.published_at), context.heardSince) > patience;
+    element.classList.toggle("late", late);
+    silent.hidden = !late;
+  };
+  element.tick();
   element.update(node);
   return element;
 }
