@@ -20,6 +20,7 @@ from cmdbus.errors import MissingRightError
         ("producer", lambda bus: bus.cancel("payments", uuid4())),
         ("operator", lambda bus: bus.cancel_all("payments")),
         ("operator", lambda bus: bus.query()),
+        ("operator", lambda bus: bus.breakers.audit("stripe")),
         ("monitor", lambda bus: bus.domains()),
         ("monitor", lambda bus: bus.troubleshooting.summary()),
     ],

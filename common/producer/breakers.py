@@ -172,7 +172,7 @@ class BreakerOperations:
         RESET, SET, CLEARED; the message is an operator's reason."""
         values = {"name": check_name("breaker", name)}
         found = self._connections.records(
-            AuditEvent, connection, "read_breaker_audit", "monitor", **values
+            AuditEvent, connection, "read_breaker_audit", "operator", **values
         )
         if not found and name not in (names := self._names(connection)):
             raise _REFUSALS.unknown_error(name, names)
