@@ -243,6 +243,7 @@ def test_a_token_signs_in_and_out() -> None:
     assert ask(application, "/api/sign-out", headers=cookie, **options).status == 403
     done = ask(application, "/api/sign-out", headers=headers, **options)
     assert done.status == 200 and "=; Path=/; Max-Age=0" in done.headers["Set-Cookie"]
+    assert ask(application, "/api/session", headers=cookie).status == 401, "nor is a copy taken"
 
 
 def test_the_form_takes_the_token_from_this_page_alone() -> None:

@@ -18,7 +18,7 @@ from cmdbus.web.live import Feed, FeedFullError, watched
 from cmdbus.web.query import BadQuery, NotFound, parse
 from cmdbus.web.responses import Response, json_response, refusal, with_headers
 from cmdbus.web.security.access import Access, LocalAccess, is_printable
-from cmdbus.web.security.gate import OPERATOR, Entry, Gate, RefusedError, Role, signed_out
+from cmdbus.web.security.gate import OPERATOR, Entry, Gate, RefusedError, Role
 from cmdbus.web.security.origins import HEADERS, foreign_origin, is_foreign_read
 from cmdbus.web.security.tickets import Tickets
 from cmdbus.web.security.token_access import TokenAccess
@@ -164,7 +164,8 @@ class Application:
     def _changed(self, request: Request, entry: Entry, path: str) -> Response:
         self._gate.check_change(request, entry)
         if path == "sign-out":
-            return with_headers(json_response({"done": "signed out"}), signed_out(request))
+            cookie = self._gate.sign_out(request, entry)
+            return with_headers(json_response({"done": "signed out"}), cookie)
         self._gate.check_role(entry)
         what, _, called = path.partition("/")
         action = self._actions.get(called)

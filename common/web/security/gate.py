@@ -122,9 +122,12 @@ class Gate:
         """The cookie for a browser that has just shown the token."""
         return _cookie(request, self._tickets.issue(Visitor().scope), LIFETIME)
 
-
-def signed_out(request: Request) -> tuple[str, str]:
-    return _cookie(request, "", 0)
+    def sign_out(self, request: Request, entry: Entry) -> tuple[str, str]:
+        """Ends all tickets of the browser; returns what takes away its cookie."""
+        for ticket in request.cookies(_name(request)):
+            if self._tickets.expiry(ticket, entry.visitor.scope) is not None:
+                self._tickets.end(ticket)
+        return _cookie(request, "", 0)
 
 
 def _name(request: Request) -> str:

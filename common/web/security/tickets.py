@@ -1,12 +1,14 @@
 """Tickets: the cookie of a browser, which only this page can have made, and what derives from it.
 
-Nothing is kept for them, so several processes with the same secret take each other's.
+Nothing is kept for those that are taken, so several processes with the same secret take each
+other's; what has been signed out is known to one process alone.
 """
 
 import hashlib
 import hmac
 import secrets
 from base64 import urlsafe_b64encode
+from threading import Lock
 
 from cmdbus.clock import time
 
@@ -14,11 +16,16 @@ from cmdbus.clock import time
 LIFETIME, RENEWED_AFTER = 12 * 3600, 3600
 _NONCE_BYTES = 16
 _MAX_TEXT = 200
+#: Of those that were signed out, the latest.
+_MAX_ENDED = 10_000
 
 
 class Tickets:
     def __init__(self, secret: bytes) -> None:
         self._key = hmac.digest(secret, b"cmdbus: the page's tickets", "sha256")
+        #: Tickets that are not taken any more, in the order in which they ended.
+        self._ended: dict[str, None] = {}
+        self._lock = Lock()
 
     def issue(self, scope: str) -> str:
         """For whom it is, such as the name of a user, is not in it, but is needed to check it."""
@@ -33,7 +40,14 @@ class Tickets:
         if not is_same(self._signed(nonce, int(expires), scope), ticket):
             return None
         left = int(expires) - _seconds()
-        return left if 0 < left <= LIFETIME else None
+        return left if 0 < left <= LIFETIME and ticket not in self._ended else None
+
+    def end(self, ticket: str) -> None:
+        """Whoever has a copy of it is signed out, too."""
+        with self._lock:
+            self._ended[ticket] = None
+            while len(self._ended) > _MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
 
     def csrf(self, ticket: str) -> str:
         """What actions send besides the cookie: another site's page cannot read it."""
