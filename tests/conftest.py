@@ -56,11 +56,17 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 # inherit that: interrupts could not be tested, and Ctrl-C would leave such a run behind.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+#: Those of a part of the suite (scripts/parts.sh); all, if there are none.
+_FILES = {*map(Path, os.environ.pop("CMDBUS_TEST_FILES", "").splitlines())}
 _MEMORY_BYTES = 2 * 1024**3
 #: A fleet takes its time to boot on a busy machine.
 _FLEETS_TIMEOUT_S = 90
 #: Fixtures: the server of the run, one whose settings are tested, and where tests start their own.
 _OF_SERVERS = {"server", "guarded", "memory"}
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return True if _FILES and collection_path.suffix and collection_path not in _FILES else None
 
 
 @pytest.hookimpl(tryfirst=True)
