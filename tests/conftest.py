@@ -59,6 +59,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 #: Those of a part of the suite (scripts/parts.sh); all, if there are none.
 _FILES = {*map(Path, os.environ.pop("CMDBUS_TEST_FILES", "").splitlines())}
 _MEMORY_BYTES = 2 * 1024**3
+#: Thousands of sessions start. Each would read the directories of zones for a zone of its own, and
+#: load the language. The pages of many databases fit into the caches of the processor.
+_CHEAP_SESSIONS: dict[str, str | int] = {
+    "timezone": os.environ["TZ"],
+    "shared_preload_libraries": "plpgsql",
+    "shared_buffers": "16MB",
+}
 #: A fleet takes its time to boot on a busy machine.
 _FLEETS_TIMEOUT_S = 90
 #: Fixtures: the server of the run, one whose settings are tested, and where tests start their own.
@@ -110,8 +117,7 @@ def _started(directory: Path) -> EmbeddedPostgres:
 
     Without fsync, and with databases in memory, it does not survive a loss of power.
     """
-    # The zone is that of the sessions: each would read the directories of zones for its own.
-    server = EmbeddedPostgres(directory, durable=False, settings={"timezone": os.environ["TZ"]})
+    server = EmbeddedPostgres(directory, durable=False, settings=_CHEAP_SESSIONS)
     try:
         server.start()
     except EmbeddedError:
