@@ -176,15 +176,16 @@ def test_a_page_without_its_server_says_so_and_recovers(visiting: Visiting, seen
             page.open("#/seen").sees("first", "#value")
             first.close()
             page.sees("offline since", "#state")
-            page.read("location.hash = '#/missing'")
+            page.read("location.hash = '#/limits'")
             page.sees("Offline", "h2")
             seen.value = "second"
             with page_server({"seen": seen}, port=urlsplit(address).port or 0):
-                page.sees("Not found", "h2")
+                page.sees("Limits", "h1")
                 page.read("location.hash = '#/seen'")
                 page.sees("second", "#value")
                 page.sees("live", "#state")
             page.excuse("ERR_")
+            page.excuse("api/limits")
 
 
 _FIELDS: list[object] = [

@@ -41,7 +41,9 @@ def acted(client: Client, csrf: str) -> TestResponse:
 
 def test_flask_mounts_it_for_its_own_users(client: Client, bus: CommandBus) -> None:
     bus.send("mail", "Greet")
-    assert client.get("/ops/cmdbus/").status_code == 403
+    refused = client.get("/ops/cmdbus/")
+    assert (refused.status_code, refused.mimetype) == (403, "text/plain"), "people read it"
+    assert "you are not signed in" in refused.text
     client.get("/sign-in/ann")
     assert client.get("/ops/cmdbus").headers["Location"] == "/ops/cmdbus/"
     assert '<script type="module" src="static/' in client.get("/ops/cmdbus/").text

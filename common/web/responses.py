@@ -26,5 +26,12 @@ def refusal(status: HTTPStatus, sentence: str) -> Response:
     return json_response({"error": sentence}, status)
 
 
+def told(status: HTTPStatus, sentence: str) -> Response:
+    """A refusal that a browser shows in place of the page."""
+    text = f"cmdbus: {sentence}.\n"
+    headers = (("Cache-Control", "no-store"),)
+    return Response(status, "text/plain; charset=utf-8", text.encode(), headers)
+
+
 def with_headers(response: Response, *headers: tuple[str, str]) -> Response:
     return replace(response, headers=(*headers, *response.headers))

@@ -15,14 +15,18 @@ let session = null;
 let current = null;
 let turn = 0;
 
+// How often a module could not be had: a browser keeps for an address that it failed.
+const misses = new Map();
+
 /** The view is read by its module: only letters, so that a hash names no other file. */
 async function load(view) {
   const none = new ApiError("The page has no such view.", { status: 404 });
   if (!/^[a-z]+$/.test(view)) throw none;
   try {
-    return await import(`./views/${view}.js`);
+    return await import(`./views/${view}.js${misses.has(view) ? "?again=" + misses.get(view) : ""}`);
   } catch (error) {
     if (!(error instanceof TypeError && /import|module/i.test(error.message))) throw error;
+    misses.set(view, (misses.get(view) ?? 0) + 1);
     await readSession(); // Says so where the server is away.
     throw none;
   }
