@@ -208,7 +208,7 @@ _DONE = {
     "undo": {"action": "resume", "body": {"target": {"domain": "payments"}}, "label": "Undo"},
 }
 _ASK = """const app = document.querySelector("script[type=module]").src;
-import(new URL("core/dialog.js", app)).then(({confirmAction}) => {
+import(new URL("core/confirm.js", app)).then(({confirmAction}) => {
     window.told = [];
     confirmAction("pause", {target: {domain: "payments"}}, {onDone: (it) => told.push(it.done)});
 })"""

@@ -1,7 +1,7 @@
 // What views of operators have in common: live values, filters in the hash, pages, audit trails.
 
 import { get } from "./api.js";
-import { confirmAction } from "./dialog.js";
+import { confirmAction } from "./confirm.js";
 import { h, onChange, replace } from "./dom.js";
 import { timeElement } from "./format.js";
 import { watch } from "./live.js";

@@ -1,13 +1,14 @@
 // The frame around the views: navigation, state of the live values, theme, operator, help.
 
 import { signOut } from "./api.js";
-import { askOperator, openDialog, operatorName, useSession } from "./dialog.js";
+import { openDialog } from "./dialog.js";
 import { h, replace, setText } from "./dom.js";
 import { clock, duration, now, tick } from "./format.js";
 import { listed, listen, register } from "./keys.js";
 import { keep } from "./kept.js";
 import { onState } from "./live.js";
 import { TABLES } from "./table.js";
+import { askOperator, operatorName, useSession } from "./operator.js";
 import { toast } from "./toasts.js";
 
 const THEMES = { system: "light", light: "dark", dark: "system" };

@@ -2,7 +2,7 @@
 
 import { get } from "../core/api.js";
 import { timeline } from "../core/charts.js";
-import { confirmAction } from "../core/dialog.js";
+import { confirmAction } from "../core/confirm.js";
 import { diffBlock } from "../core/diff.js";
 import { h, keyed, onChange, replace } from "../core/dom.js";
 import { editData } from "../core/editor.js";

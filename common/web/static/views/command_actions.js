@@ -1,6 +1,6 @@
 // What can be done with commands that are selected, and with all that meet the filters.
 
-import { confirmAction } from "../core/dialog.js";
+import { confirmAction } from "../core/confirm.js";
 import { h } from "../core/dom.js";
 import { count } from "../core/format.js";
 import { button, commandsTarget } from "../core/parts.js";

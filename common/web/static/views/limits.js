@@ -1,7 +1,7 @@
 // Limits: what is in force, what apps declare and operators have set, and what is taken now.
 
 import { bar } from "../core/charts.js";
-import { confirmAction } from "../core/dialog.js";
+import { confirmAction } from "../core/confirm.js";
 import { h, keyed, setText } from "../core/dom.js";
 import { count, plural, timeElement } from "../core/format.js";
 import { acting, live, setBy } from "../core/listing.js";

@@ -1,7 +1,7 @@
 // Every domain with what waits, runs, comes and goes; on top what needs an operator.
 
 import { sparkline } from "../core/charts.js";
-import { confirmAction } from "../core/dialog.js";
+import { confirmAction } from "../core/confirm.js";
 import { h, keyed, replace, setText } from "../core/dom.js";
 import { clock, count, duration, NONE, plural, rate } from "../core/format.js";
 import { watch } from "../core/live.js";

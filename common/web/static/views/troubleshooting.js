@@ -2,7 +2,7 @@
 // selection, or as a group.
 
 import { get } from "../core/api.js";
-import { confirmAction } from "../core/dialog.js";
+import { confirmAction } from "../core/confirm.js";
 import { h, replace, setText } from "../core/dom.js";
 import { count, plural, timeElement } from "../core/format.js";
 import { live } from "../core/listing.js";
