@@ -3,7 +3,7 @@
 import { bar } from "../core/charts.js";
 import { h, replace, setText } from "../core/dom.js";
 import { count, duration, short, timeElement } from "../core/format.js";
-import { acting, col, live, payloadPanel, trail, when } from "../core/listing.js";
+import { acting, col, live, payloadPanel, trail, when } from "../core/view.js";
 import { watch } from "../core/live.js";
 import { breakable, commandHref, commandKey, commandLink, domainLink, empty, facts, figure, name, panel, statusTag, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";

@@ -3,7 +3,7 @@
 import { bar } from "../core/charts.js";
 import { h } from "../core/dom.js";
 import { count, percent, short } from "../core/format.js";
-import { col, filters, paged, when } from "../core/listing.js";
+import { col, filters, paged, when } from "../core/view.js";
 import { domainLink, empty, name, statusTag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 

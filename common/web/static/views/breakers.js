@@ -3,7 +3,7 @@
 import { timeline } from "../core/charts.js";
 import { h, keyed } from "../core/dom.js";
 import { clock, plural, timeElement } from "../core/format.js";
-import { acting, live, setBy, trail } from "../core/listing.js";
+import { acting, live, setBy, trail } from "../core/view.js";
 import { empty, facts, name, statusTag, tag, words } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 

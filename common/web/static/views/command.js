@@ -7,7 +7,7 @@ import { diffBlock } from "../core/diff.js";
 import { h, keyed, onChange, replace } from "../core/dom.js";
 import { editData } from "../core/editor.js";
 import { count, duration, localTimes, now, short, timeElement } from "../core/format.js";
-import { live } from "../core/listing.js";
+import { live } from "../core/view.js";
 import { button, codeBlock, copyButton, domainLink, empty, facts, name, panel, payloadBlock, statusTag, tag, words } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { treeOf } from "../core/tree.js";

@@ -2,7 +2,7 @@
 
 import { h, replace } from "../core/dom.js";
 import { count, duration } from "../core/format.js";
-import { acting, col, live, trail } from "../core/listing.js";
+import { acting, col, live, trail } from "../core/view.js";
 import { empty, facts, figure, name, panel, statusTag, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { table } from "../core/table.js";

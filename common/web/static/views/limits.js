@@ -4,7 +4,7 @@ import { bar } from "../core/charts.js";
 import { confirmAction } from "../core/confirm.js";
 import { h, keyed, setText } from "../core/dom.js";
 import { count, plural, timeElement } from "../core/format.js";
-import { acting, live, setBy } from "../core/listing.js";
+import { acting, live, setBy } from "../core/view.js";
 import { button, empty, facts, name, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 

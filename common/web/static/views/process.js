@@ -3,7 +3,7 @@
 import { timeline } from "../core/charts.js";
 import { h, replace, s } from "../core/dom.js";
 import { duration, short, timeElement } from "../core/format.js";
-import { acting, col, live, payloadPanel, trail, when } from "../core/listing.js";
+import { acting, col, live, payloadPanel, trail, when } from "../core/view.js";
 import { commandLink, domainLink, facts, name, panel, statusTag, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { table } from "../core/table.js";

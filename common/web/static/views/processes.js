@@ -2,7 +2,7 @@
 
 import { h } from "../core/dom.js";
 import { short } from "../core/format.js";
-import { col, filters, paged, when } from "../core/listing.js";
+import { col, filters, paged, when } from "../core/view.js";
 import { domainLink, empty, name, statusTag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 

@@ -2,7 +2,7 @@
 
 import { h, s } from "../core/dom.js";
 import { clock, count, now, timeElement } from "../core/format.js";
-import { acting, col, live } from "../core/listing.js";
+import { acting, col, live } from "../core/view.js";
 import { commandLink, empty, name, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { table } from "../core/table.js";

@@ -5,7 +5,7 @@ import { get } from "../core/api.js";
 import { confirmAction } from "../core/confirm.js";
 import { h, replace, setText } from "../core/dom.js";
 import { count, plural, timeElement } from "../core/format.js";
-import { live } from "../core/listing.js";
+import { live } from "../core/view.js";
 import { button, commandHref, commandKey, commandLink, commandsTarget, empty, name, panel, searchField, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { table } from "../core/table.js";

@@ -1,4 +1,4 @@
-// What views of operators have in common: live values, filters in the hash, pages, audit trails.
+// What views have in common: live values, filters in the hash, pages, actions, audit trails.
 
 import { get } from "./api.js";
 import { confirmAction } from "./confirm.js";
