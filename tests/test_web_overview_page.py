@@ -142,6 +142,13 @@ def test_domains_are_shown_and_change_while_the_page_is_open(
         assert page.read("document.activeElement.textContent").startswith("payments: 5")
         with shown.lock:
             shown.domains = [{**shown.domains[0], "waiting": 98}]
+            shown.attention = [{**first, "what": f"{letter} waits"} for letter in "abcdefghijkl"]
+        page.find("button", "Show 4 more").click()
+        page.sees("l waits", ".events")
+        page.find("button", "Show fewer").click()
+        page.find("button", "Show 4 more").wait_for()
+        assert page.tab.locator(".events li").count() == 8
+        with shown.lock:
             shown.attention = []
         page.sees("100", "tr:has-text('mail')")
         page.sees("Nothing does", "#view")

@@ -153,11 +153,14 @@ def test_a_breaker_is_opened_closed_and_opened_again(
 def test_a_breaker_is_reset(bus: CommandBus, connection: psycopg.Connection) -> None:
     declare_breakers(connection, "shop", STRIPE)
     report(connection, failed_ago=[1, 0])
-    assert "with 2 failures on record" in preview(bus, "reset_breaker", name="stripe")["touches"][0]
+    asked = preview(bus, "reset_breaker", name="stripe")
+    assert "with 2 failures on record" in asked["touches"][0]
+    assert asked["undo"] is None
     answer = act(bus, "reset_breaker", name="stripe")
     assert bus.breakers.list()[0].failures == 0
     assert answer["undo"] is None and "do not come back" in answer["undone"]
     report(connection, failed_ago=[0, 0, 0])
+    assert "undoes it" in preview(bus, "reset_breaker", name="stripe")["undo"]
     answer = act(bus, "reset_breaker", name="stripe")
     assert bus.breakers.list()[0].state == "CLOSED"
     undo(bus, answer)

@@ -87,6 +87,7 @@ def _preview_reset(bus: CommandBus, body: Body) -> dict[str, Any]:
         f"Reset the breaker {record.name}",
         f"It is {record.state} now, with {on_record} on record: it is CLOSED then, with none.",
         "Reset it",
+        undo=None if record.state is _CLOSED else "Open it again undoes it, but for the record.",
         state=_state(record),
     )
 

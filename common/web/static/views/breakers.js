@@ -46,9 +46,9 @@ function card(breaker, session) {
   const act = (label, tone) => acting(session, label, `${label.toLowerCase()}_breaker`, target, { small: true, tone });
   return h("section", { class: "card" },
     h("div", { class: "toolbar" }, h("h2", null, h("a", { href: link("breakers", target) }, name(breaker.name))), statusTag(state), breaker.kept_open && tag("kept open", "bad", "until an operator closes it"), set && tag("set", "info")),
-    h("div", null, timeline(parts, { label: "States over time" }), h("p", { class: "muted" }, "since ", timeElement(parts[0].from))),
+    h("div", null, timeline(parts, { label: "States over time" }), h("p", { class: "muted" }, "since ", timeElement(parts[0].from, "clock"))),
     facts([
-      ["State", [words(state), " since ", timeElement(breaker.changed_at)]],
+      ["State", [words(state), " since ", timeElement(breaker.changed_at, "both")]],
       ["Opened", breaker.opened_at && timeElement(breaker.opened_at, "both")],
       ["Probes from", breaker.retry_at && timeElement(breaker.retry_at, "both")],
       ["Probing", breaker.probing ? plural(breaker.probing, "call") : null],

@@ -47,7 +47,7 @@ export async function show(root, { parts: [domain], session, signal, tools }) {
       value.accepting ? tag("accepts sends", "good") : tag("refuses sends", "bad"),
       h("a", { href: to("overview") }, "History"), h("a", { href: to("commands") }, "Commands"));
     const set = value.settings;
-    replace(about, facts([["Full at", most(set.max_depth)], ["Warn at", most(set.warn_depth)], ["Most of a key", most(set.max_waiting_per_key)], ["History kept", duration(set.keep)]]));
+    replace(about, facts([["Refuses from", most(set.max_depth)], ["Warns from", most(set.warn_depth)], ["Most per key", most(set.max_waiting_per_key)], ["History kept", duration(set.keep)]]));
     replace(tools, value.paused ? act("Resume", "primary") : act("Pause"), act("Configure"));
     types.update(value.types);
     const row = (view, items, line) => items.length > 0 && panel(view[0].toUpperCase() + view.slice(1), items.map((item) => h("p", null, name(item.name), " ", line(item))), h("a", { href: to(view) }, `All about these ${view}`));

@@ -16,6 +16,9 @@ bus = CommandBus("postgresql:///shop")
 bus.send("payments", "Debit", {"amount": 5})`;
 const RUN = "cmdbus-supervise --app shop.handlers:registry --dsn-file /etc/shop/dsn --procs 4 --threads 8";
 
+// Entries that need attention, so that the domains stay in sight; the others on demand.
+const SHOWN = 8;
+
 export const title = () => "Overview";
 
 export async function show(root, { params, session, navigate, keys }) {
@@ -101,20 +104,32 @@ const steer = ({ domain, paused }) => confirmAction(paused ? "resume" : "pause",
 function attentionPanel(acts) {
   const list = h("ul", { class: "events" });
   const note = h("p", { class: "muted" }, "Reading …");
-  return {
-    element: panel("Needs attention", list, note),
-    update({ attention, more }) {
+  let [known, isOpen] = [null, false];
+  const opener = button("", () => {
+    isOpen = !isOpen;
+    element.update(known);
+  }, { small: true });
+  opener.hidden = true;
+  const element = {
+    element: panel("Needs attention", list, opener, note),
+    update(value) {
+      const { attention, more } = (known = value);
+      const rest = Math.max(0, attention.length - SHOWN);
+      opener.hidden = !rest;
+      opener.setAttribute("aria-expanded", String(isOpen));
+      setText(opener, isOpen ? "Show fewer" : `Show ${count(rest)} more`);
       // Figures change each second: an entry keeps its element, and with it the focus.
-      keyed(list, attention, ({ level, what, link: href }) => level + href + what.replace(/\d+/g, ""), (entry) => attentionItem(entry, acts));
-      note.hidden = attention.length > 0 && !more;
+      keyed(list, isOpen ? attention : attention.slice(0, SHOWN), ({ level, what, link: href }) => level + href + what.replace(/\d+/g, ""), (entry) => attentionItem(entry, acts));
+      note.hidden = attention.length > 0 && !(more && isOpen);
       setText(note, more ? `And ${count(more)} more.` : "Nothing does: what waits is claimed, and what failed is tried again.");
     },
   };
+  return element;
 }
 
 function attentionItem({ level, what, why, link: href, action }, acts) {
   const [to, reason] = [h("a", { href }, what), h("span", { class: "muted" }, why)];
-  const item = h("li", { class: "toolbar" }, tag(level === "bad" ? "act" : "look", level), to, reason,
+  const item = h("li", { class: "toolbar" }, tag(level === "bad" ? "act" : "look", level), " ", to, " ", reason,
     action && acts && button(action.label, () => confirmAction(action.name, action.body), { small: true }));
   item.update = (next) => {
     setText(to, next.what);
@@ -161,7 +176,7 @@ const linked = (value, href, tone) => (value ? h("a", { href, class: tone && "te
 function domainTable(acts, lineOf) {
   const right = (key, label, width, render) => ({ key, label, align: "right", width: `minmax(40px, ${width}px)`, render });
   const columns = [
-    { key: "domain", label: "Domain", narrow: "title", width: "minmax(96px, 1fr)", render: ({ domain, paused, accepting }) =>
+    { key: "domain", label: "Domain", narrow: "title", width: "minmax(150px, 1fr)", render: ({ domain, paused, accepting }) =>
       h("span", null, domainLink(domain), paused && [" ", tag("paused", "warn")], !accepting && [" ", tag("refuses sends", "warn")]) },
     right("waiting", "Waiting", 86, ({ domain, waiting, limited }) => {
       const all = linked(waiting + limited, link("commands", { domain, status: "PENDING" }));
