@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from eventually import eventually
-from web import ask
+from web import ask, entered
 
 from cmdbus import CommandBus
 from cmdbus.errors import DatabaseUnavailableError
 from cmdbus.web import feed_state, live
-from cmdbus.web.feed_state import MAX_CLIENT_PATHS, MAX_CLIENTS, MAX_PATHS
-from cmdbus.web.live import Feed, FeedFullError, Subscription
+from cmdbus.web.feed_state import MAX_CLIENT_PATHS, MAX_CLIENTS, MAX_OWN_CLIENTS, MAX_PATHS
+from cmdbus.web.live import AGAIN_SECONDS, Feed, FeedFullError, Subscription
 from cmdbus.web.query import Query
 from cmdbus.web.wsgi import Application
 
@@ -227,13 +227,17 @@ def application(views: Views) -> Application:
     return Application(CommandBus(NOWHERE), {"a": view("a"), "b": view("b")}, {}, role="viewer")
 
 
+def environ_of(path: str, query: str) -> dict[str, Any]:
+    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "QUERY_STRING": query}
+    environ |= {"SERVER_NAME": "localhost", "SERVER_PORT": "80", "REMOTE_ADDR": "127.0.0.1"}
+    environ |= {"HTTP_HOST": "localhost", "wsgi.url_scheme": "http"}
+    return {**environ, "wsgi.multithread": True}
+
+
 def test_a_page_gets_a_stream_of_the_views_that_it_names(feed_of: object) -> None:
     page = application(Views(a=1, b=2))
     started: list[tuple[str, list[tuple[str, str]]]] = []
-    environ = {"QUERY_STRING": "view=a&view=b%3Fn%3D1", "wsgi.multithread": True}
-    environ |= {"REQUEST_METHOD": "GET", "PATH_INFO": "/api/live", "HTTP_HOST": "localhost"}
-    environ |= {"SERVER_NAME": "localhost", "SERVER_PORT": "80", "REMOTE_ADDR": "127.0.0.1"}
-    environ |= {"wsgi.url_scheme": "http"}
+    environ = environ_of("/api/live", "view=a&view=b%3Fn%3D1")
     stream = page(environ, lambda status, headers: started.append((status, headers)))
     assert isinstance(stream, Subscription)
     found: dict[str, Any] = {}
@@ -245,6 +249,25 @@ def test_a_page_gets_a_stream_of_the_views_that_it_names(feed_of: object) -> Non
     page.close()
     with pytest.raises(StopIteration):
         next(stream)
+
+
+def test_a_browser_keeps_connections_for_more_than_its_streams() -> None:
+    page = application(Views(a=1))
+    cookie = entered(page)
+    stream: dict[str, Any] = {"HTTP_COOKIE": cookie["Cookie"], "wsgi.multithread": True}
+    environ = {**environ_of("/api/live", "view=a"), **stream}
+    streams = [page(environ, lambda *_: None) for _ in range(MAX_OWN_CLIENTS)]
+    assert all(isinstance(each, Subscription) for each in streams)
+    reply = ask(page, "/api/live?view=a", **stream)
+    assert (reply.status, reply.headers["Content-Type"]) == (200, "text/event-stream")
+    [(view, value), again] = events(reply.body)
+    assert (view, value["value"], again) == ("view", 1, ("again", {"seconds": AGAIN_SECONDS}))
+    other = page(environ_of("/api/live", "view=a"), lambda *_: None)
+    assert isinstance(other, Subscription), "another browser has its own"
+    page.close()
+    freed = page(environ, lambda *_: None)
+    assert isinstance(freed, Subscription)
+    freed.close()
 
 
 def test_a_server_without_threads_answers_at_once() -> None:

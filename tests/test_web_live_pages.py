@@ -9,7 +9,7 @@ from fleet import kill
 from page_processes import page_server
 from proxy import Proxy
 from shop_days import Shop, shop_fleet
-from visits import Visiting
+from visits import Visit, Visiting
 
 from cmdbus import CommandBus
 
@@ -91,6 +91,25 @@ def test_two_viewers_cost_one_set_of_queries_and_a_hidden_tab_none(
         first.read(_HIDE, False)
         first.sees("live", "#state")
         assert counted() > 0
+
+
+def test_many_windows_of_one_browser_all_show_what_happens(
+    visiting: Visiting, shop: Shop, tmp_path: Path
+) -> None:
+    """It opens six connections to a server: as many streams would leave it none."""
+    with (
+        page_server(shop.dsn, tmp_path) as page,
+        visiting(page) as visit,
+        CommandBus(shop.dsn) as bus,
+    ):
+        windows = [visit, *(Visit(visit.tab.context.new_page(), page) for _ in range(8))]
+        for window in windows:
+            window.open("#/commands?type=SentMeanwhile").sees("Nothing matches", "#view")
+        bus.send("payments", "SentMeanwhile")
+        for window in windows:
+            window.sees("Pending", "#view")
+            window.sees("live", "#state")
+            assert not window.complaints
 
 
 def test_a_fleet_is_shown_while_it_runs_is_killed_and_comes_back(

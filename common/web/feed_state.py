@@ -28,6 +28,8 @@ STALLED_SECONDS = 30.0
 #: Seconds for which a view that a client polled is known.
 POLLED_SECONDS = 30.0
 MAX_PATHS, MAX_CLIENT_PATHS, MAX_CLIENTS = 64, 8, 64
+#: Of one browser: it opens six connections to a server, and needs some for everything else.
+MAX_OWN_CLIENTS = 4
 
 HEARTBEAT = b":\n\n"
 

@@ -20,6 +20,7 @@ from cmdbus.web.feed_state import (
     HEARTBEAT_SECONDS,
     MAX_CLIENT_PATHS,
     MAX_CLIENTS,
+    MAX_OWN_CLIENTS,
     MAX_PATHS,
     OVERDUE_SECONDS,
     Event,
@@ -60,17 +61,20 @@ class Feed:
         self._reading = threading.Lock()
         self._polled = FeedState()
 
-    def subscribe(self, paths: Sequence[str]) -> "Subscription":
-        """The caller closes it. Raises FeedFullError, and ValueError for too many paths."""
+    def subscribe(self, paths: Sequence[str], owner: str = "") -> "Subscription":
+        """The caller closes it. `owner` is the same for what comes from one browser. Raises
+        FeedFullError, and ValueError for too many paths."""
         paths = list(dict.fromkeys(paths))
         _check(paths)
         with self._lock:
+            if owner and sum(each.owner == owner for each in self._clients) >= MAX_OWN_CLIENTS:
+                raise FeedFullError(f"{MAX_OWN_CLIENTS} pages are open in this browser")
             if len(self._clients) >= MAX_CLIENTS:
                 raise FeedFullError(f"{MAX_CLIENTS} pages are open; close one and try again")
             if len({*self._state.readings, *paths}) > MAX_PATHS:
                 raise FeedFullError(f"{MAX_PATHS} views are watched; close one and try again")
             self._start()
-            client = Subscription(self, self._lock, paths)
+            client = Subscription(self, self._lock, paths, owner)
             client.put(self._state.watch(paths), time.monotonic())
             self._clients[client] = None
             self._wake.notify()
@@ -78,16 +82,24 @@ class Feed:
 
     def once(self, paths: Sequence[str]) -> dict[str, Any]:
         """For servers without threads: the events of now, and when to ask again."""
+        events = [{"event": e.name, "data": json.loads(e.data)} for e in self._present(paths)]
+        return {"events": events, "again": AGAIN_SECONDS}
+
+    def brief(self, paths: Sequence[str]) -> bytes:
+        """The same as a stream that ends, for a client that is one too many."""
+        again = Event("again", "", json.dumps({"seconds": AGAIN_SECONDS}))
+        return b"".join(event.chunk for event in (*self._present(paths), again))
+
+    def _present(self, paths: Sequence[str]) -> list[Event]:
         paths = list(dict.fromkeys(paths))
         _check(paths)
-        events = []
+        events: list[Event] = []
         with self._reading:
             for path in paths:
-                event = self._poll(path)
-                events.append({"event": event.name, "data": json.loads(event.data)})
-                if event.name == "away":
+                events.append(self._poll(path))
+                if events[-1].name == "away":
                     break
-        return {"events": events, "again": AGAIN_SECONDS}
+        return events
 
     def close(self) -> None:
         """Ends all subscriptions."""
@@ -187,8 +199,10 @@ class Feed:
 class Subscription(Iterator[bytes]):
     """The stream of one client: chunks of server-sent events, for ever or until it is closed."""
 
-    def __init__(self, feed: Feed, lock: threading.Lock, paths: Sequence[str]) -> None:
-        self.paths = paths
+    def __init__(
+        self, feed: Feed, lock: threading.Lock, paths: Sequence[str], owner: str = ""
+    ) -> None:
+        self.paths, self.owner = paths, owner
         self._feed = feed
         self._changed = threading.Condition(lock)
         self._outbox = Outbox()

@@ -131,7 +131,7 @@ class Application:
 
     def _read(self, request: Request, entry: Entry, path: str) -> Response:
         if path == "live":
-            return self._live(request)
+            return self._live(request, entry)
         name, query = parse(path, request.query)
         if name == "session":
             query.check()
@@ -150,14 +150,15 @@ class Application:
         headers = (self._gate.cookie(request, entry),) if entry.is_new else ()
         return with_headers(json_response(value), *headers)
 
-    def _live(self, request: Request) -> Response:
+    def _live(self, request: Request, entry: Entry) -> Response:
         paths = watched(request.query)
         if not request.is_threaded or request.method == "HEAD":
             return json_response(self._feed.once(paths))
+        stream: bytes | Iterable[bytes]
         try:
-            stream = self._feed.subscribe(paths)
-        except FeedFullError as error:
-            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+            stream = self._feed.subscribe(paths, owner=entry.ticket)
+        except FeedFullError:
+            stream = self._feed.brief(paths)
         # A proxy that collected the stream (nginx does) would show the page nothing.
         headers = (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
         return Response(HTTPStatus.OK, "text/event-stream", stream, headers)

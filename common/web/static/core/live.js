@@ -120,6 +120,11 @@ function handle(event, data) {
     become("away", { error: data.error, since: data.since });
   } else if (event === "back") {
     become("live");
+  } else if (event === "again") {
+    // This browser, or all of them, have enough streams open: it asks now and then.
+    close();
+    clearTimeout(timer);
+    timer = setTimeout(connect, 1000 * data.seconds);
   } else if (event === "failed") {
     for (const watcher of [...watchers]) {
       if (watcher.path !== data.view) continue;
@@ -162,7 +167,7 @@ function connect() {
   const stream = new EventSource(new URL("api/" + wanted, document.baseURI));
   source = stream;
   heard = performance.now();
-  for (const event of ["view", "away", "back", "failed"]) {
+  for (const event of ["view", "away", "back", "failed", "again"]) {
     stream.addEventListener(event, (message) => source === stream && handle(event, JSON.parse(message.data)));
   }
   stream.onopen = () => {
