@@ -150,8 +150,18 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
     yield (
         "warn",
         "payments/Debit: 4 commands wait at a limit, and none runs",
-        of(domain(Waiting(limited=4, oldest_age=90.0))),
+        of(domain(Waiting(limited=4, oldest_age=900.0)), minutes=minutes(500.0, 600.0, 700.0)),
     )
+    yield (
+        "warn",
+        "payments: the oldest command has waited 15 min",
+        of(
+            domain(Waiting(limited=4, in_progress=1, oldest_age=900.0)),
+            minutes=minutes(500.0, 600.0, 700.0),
+        ),
+    )
+    open_ = [breaker(BreakerState.OPEN)]
+    yield "bad", "Breaker bank is open", of(domain(later), breakers=open_)
     yield (
         "warn",
         "payments: 30 of 40 executions failed in the last 5 minutes",

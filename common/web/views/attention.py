@@ -98,7 +98,7 @@ def _domain(record: DomainRecord, seen: Observed) -> Iterator[Attention]:
     yield from _unclaimed(record)
     yield from _steered(record, seen)
     yield from _full(record)
-    if not record.paused and not record.unhandled:
+    if not record.paused and not record.unhandled and not _is_explained(record, seen):
         yield from _late(record, seen.minutes.get(name, ()))
     yield from _failing(name, seen.minutes.get(name, ())[-_MINUTES:])
 
@@ -164,10 +164,19 @@ def _late(record: DomainRecord, minutes: Sequence[HistoryPoint]) -> Iterator[Att
     link = _link("commands", domain=record.domain, status="PENDING")
     what = f"{record.domain}: the oldest command has waited {_ago(timedelta(seconds=age))}"
     if age >= _TOO_LATE_SECONDS:
-        why = "It gets longer: more arrives than is done." if grows else "More waits than is done."
-        yield Attention("bad" if grows else "warn", what, why, link)
-    elif grows:
-        yield Attention("warn", what, "It gets longer: more arrives than is done.", link)
+        why = "It gets longer: too little is done." if grows else "More waits than is done."
+        why = why if record.all.ready else "What waits there is at a limit."
+        yield Attention("bad" if grows and record.all.ready else "warn", what, why, link)
+    elif grows and record.all.ready:
+        yield Attention("warn", what, "It gets longer: too little is done.", link)
+
+
+def _is_explained(record: DomainRecord, seen: Observed) -> bool:
+    """Whether another entry says what keeps the commands of the domain waiting."""
+    if not record.all.ready and not record.all.in_progress:
+        return True  # At a limit.
+    covers = (each.covers for each in seen.breakers if each.state is not BreakerState.CLOSED)
+    return any(cover.partition("/")[0] == record.domain for each in covers for cover in each)
 
 
 def _failing(name: str, minutes: Sequence[HistoryPoint]) -> Iterator[Attention]:

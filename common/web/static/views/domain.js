@@ -28,8 +28,8 @@ export async function show(root, { parts: [domain], session, signal, tools }) {
     columns: [
       col("type", "Type", (row) => h("a", { href: to("commands", { type: row.type }) }, name(row.type)), { narrow: "title" }),
       ...Object.entries(COUNTS).map(([key, label]) => col(key, label, (row) => count(row[key]), { align: "right", width: "88px" })),
-      col("oldest_age", "Oldest waits", oldest, { align: "right" }),
-      col("why", "Why", (row) => row.why && tag(row.why, "bad")),
+      col("oldest_age", "Oldest waits", oldest, { align: "right", width: "108px" }),
+      col("why", "Why", (row) => row.why && tag(row.why, "bad"), { width: "minmax(0, 2fr)" }),
     ],
     empty: empty("Nothing waits or runs", "Commands that are sent to this domain are counted here by type:", `bus.send("${domain}", "Type", {"n": 1})`),
   });

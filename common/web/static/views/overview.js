@@ -111,7 +111,7 @@ function attentionPanel(acts) {
   }, { small: true });
   opener.hidden = true;
   const element = {
-    element: panel("Needs attention", list, opener, note),
+    element: panel("Needs attention", list, h("div", null, opener), note),
     update(value) {
       const { attention, more } = (known = value);
       const rest = Math.max(0, attention.length - SHOWN);
@@ -176,7 +176,7 @@ const linked = (value, href, tone) => (value ? h("a", { href, class: tone && "te
 function domainTable(acts, lineOf) {
   const right = (key, label, width, render) => ({ key, label, align: "right", width: `minmax(40px, ${width}px)`, render });
   const columns = [
-    { key: "domain", label: "Domain", narrow: "title", width: "minmax(150px, 1fr)", render: ({ domain, paused, accepting }) =>
+    { key: "domain", label: "Domain", narrow: "title", width: "minmax(130px, 1fr)", render: ({ domain, paused, accepting }) =>
       h("span", null, domainLink(domain), paused && [" ", tag("paused", "warn")], !accepting && [" ", tag("refuses sends", "warn")]) },
     right("waiting", "Waiting", 86, ({ domain, waiting, limited }) => {
       const all = linked(waiting + limited, link("commands", { domain, status: "PENDING" }));
@@ -191,7 +191,7 @@ function domainTable(acts, lineOf) {
     { key: "times", label: "Waited, ran: p50 · p95 · p99", width: "minmax(96px, 190px)", render: (row) => two(times(row.waited), times(row.ran)) },
   ];
   if (acts) {
-    columns.push({ key: "actions", label: "Actions", width: "minmax(76px, 160px)", render: (row) => h("span", { class: "toolbar" },
+    columns.push({ key: "actions", label: "Actions", width: "168px", render: (row) => h("span", { class: "toolbar" },
       button(row.paused ? "Resume" : "Pause", () => steer(row), { small: true }),
       button("Settings", () => confirmAction("configure", { target: { domain: row.domain } }), { small: true })) });
   }
