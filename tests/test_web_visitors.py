@@ -52,7 +52,7 @@ def test_a_token_signs_in_and_is_in_no_address_and_in_no_reach_of_scripts(
     options = ["--auth", "token", "--token-file", str(file)]
     with page_process(shop.dsn, tmp_path, *options) as (page, server):
         token = file.read_text().strip()
-        assert token in server.said and file.stat().st_mode & 0o777 == 0o600
+        assert token in server.output and file.stat().st_mode & 0o777 == 0o600
         with visiting(page) as visit:
             visit.open("#/batches").tab.fill("[name=token]", "a guess")
             visit.press("Enter")

@@ -13,7 +13,7 @@ from uuid import UUID
 from cmdbus.producer.records import Status
 from cmdbus.producer.search_cursors import Position
 
-#: Those of one statement at most, so that a search looks at the clock now and then.
+#: Those of one statement at most, so that a search checks its time limit between them.
 MAX_ROWS = 5000
 #: Index entries that a statement reads where it merges queues.
 _MAX_MERGED_ROWS = 50_000
@@ -109,7 +109,7 @@ def _order(table: str, conditions: Conditions, given: Surroundings) -> str:
 
 
 class Walk:
-    """One of a search: what it has read ahead, and where it stands."""
+    """One of a search: the matches that it has prefetched, and its position."""
 
     def __init__(self, name: str, position: Position | None, count: int) -> None:
         self.name = name
@@ -118,7 +118,7 @@ class Walk:
         self.position = position
         #: Rows that its next statement reads.
         self.count = count
-        #: Matches that were read ahead, each with the time of the latest from there on.
+        #: Prefetched matches, each with the time of the latest from there on.
         self.matches: deque[tuple[Position, datetime]] = deque()
         self.has_ended = False
         self._last = position

@@ -36,7 +36,7 @@ _LOST = {"InterfaceError", "OperationalError"}
 
 
 def failure(error: Exception) -> tuple[HTTPStatus, dict[str, Any]] | None:
-    """None for an error that nobody expects: it belongs into the log, not on the page."""
+    """None for an unexpected error, which belongs in the log and not on the page."""
     found = _failure(error)
     return found and (found[0], {**found[1], "error": with_notes(error, found[1]["error"])})
 

@@ -143,7 +143,7 @@ class Feed:
                     self._send(self._state.fail(path, _UNEXPECTED, took=0.0, now=now))
 
     def _next(self) -> str | None:
-        """Waits until a view is due. None if nobody is subscribed; then the thread ends."""
+        """Waits until a view is due. None without a subscriber; then the thread ends."""
         with self._lock:
             while self._clients:
                 now = time.monotonic()

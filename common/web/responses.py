@@ -26,7 +26,7 @@ def refusal(status: HTTPStatus, sentence: str) -> Response:
     return json_response({"error": sentence}, status)
 
 
-def told(status: HTTPStatus, sentence: str) -> Response:
+def text_refusal(status: HTTPStatus, sentence: str) -> Response:
     """A refusal that a browser shows in place of the page."""
     text = f"cmdbus: {sentence}.\n"
     headers = (("Cache-Control", "no-store"),)

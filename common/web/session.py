@@ -1,4 +1,4 @@
-"""What the page is told first: for whom it is, and what can be done here."""
+"""What the page asks first: for whom it is, and what can be done here."""
 
 from importlib.metadata import version
 from typing import Any

@@ -16,7 +16,7 @@ from cmdbus.web.http.runner import place_of
 from cmdbus.web.json_values import encode
 from cmdbus.web.live import Feed, FeedFullError, watched
 from cmdbus.web.query import BadQuery, NotFound, parse
-from cmdbus.web.responses import Response, json_response, refusal, told, with_headers
+from cmdbus.web.responses import Response, json_response, refusal, text_refusal, with_headers
 from cmdbus.web.security.access import Access, LocalAccess, is_printable
 from cmdbus.web.security.gate import OPERATOR, Entry, Gate, RefusedError, Role
 from cmdbus.web.security.origins import HEADERS, foreign_origin, is_foreign_read
@@ -81,7 +81,7 @@ class Application:
         try:
             return self._routed(request)
         except RefusedError as refused:
-            refuse = refusal if request.path.startswith("/api/") else told
+            refuse = refusal if request.path.startswith("/api/") else text_refusal
             return refuse(refused.status, str(refused))
         except TooLarge as error:
             return refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error))
@@ -116,7 +116,7 @@ class Application:
             path = "static/index.html"
         is_asset = path.startswith("static/")
         found = self._asset(request, path.removeprefix("static/")) if is_asset else None
-        return found or told(HTTPStatus.NOT_FOUND, "there is no such page")
+        return found or text_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _signed_in(self, request: Request, sign_in: SignIn) -> Response:
         if request.method != "POST":

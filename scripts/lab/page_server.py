@@ -16,17 +16,17 @@ _START_S, _STOP_S, _POLL_S = 30.0, 10.0, 0.01
 class PageServer:
     def __init__(self, process: "subprocess.Popen[bytes]", output: Path) -> None:
         self.process = process
-        self._output = output
+        self._file = output
 
     @property
-    def said(self) -> str:
-        return self._output.read_text()
+    def output(self) -> str:
+        return self._file.read_text()
 
     def await_address(self) -> str:
         deadline = time.monotonic() + _START_S
-        while not (found := re.search(r"https?://[\w.:\[\]-]+", self.said)):
+        while not (found := re.search(r"https?://[\w.:\[\]-]+", self.output)):
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the page has not started: {self.said}")
+                raise RuntimeError(f"the page has not started: {self.output}")
             time.sleep(_POLL_S)
         return found[0]
 
@@ -50,7 +50,7 @@ def page_server(
         yield server.await_address(), server
         process.terminate()
         if process.wait(_STOP_S):
-            raise RuntimeError(f"the page has ended with {process.returncode}: {server.said}")
+            raise RuntimeError(f"the page has ended with {process.returncode}: {server.output}")
     finally:
         process.kill()
         process.wait()

@@ -95,8 +95,8 @@ def number(count: int) -> str:
 def commands(count: int, verb: str = "", verbs: str = "") -> str:
     """`1 command waits`, `1,204 commands wait`."""
     noun = "command" if count == 1 else "commands"
-    said = verb if count == 1 else verbs
-    return f"{number(count)} {noun} {said}".rstrip()
+    form = verb if count == 1 else verbs
+    return f"{number(count)} {noun} {form}".rstrip()
 
 
 def duration(seconds: float) -> str:

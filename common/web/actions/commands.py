@@ -206,7 +206,7 @@ def _open(bus: CommandBus, named: Sequence[Named]) -> list[FoundCommand]:
         raise InvalidOperationError(
             f"{found[0].command_id} is {found[0].status}"
             if len(found) == 1
-            else f"none of these {len(named)} commands waits or runs any more"
+            else f"none of these {len(named)} commands waits or runs any longer"
         )
     return kept
 

@@ -24,7 +24,7 @@ def conditions_of(order: Order, part: str, known: Collection[str]) -> dict[str, 
 
 
 def leave_out_newer(conditions: dict[str, Any], until: object) -> None:
-    """Than the time that a preview has said in its state; None leaves out nothing."""
+    """Than the time in the state of a preview; None leaves out nothing."""
     if until is not None:
         time = read_time("state.until", until)
         conditions["until"] = min(time, conditions.get("until") or time)

@@ -105,7 +105,7 @@ class Order:
             raise ValueError(f"{name} is not JSON: {error}") from None
 
     def state(self, name: str) -> object:
-        """What the preview has said of `name` in its state; None without it."""
+        """What the preview has shown of `name` in its state; None without it."""
         return self._state.get(name) if isinstance(self._state, Mapping) else None
 
     def check_state(self, what: str, present: Mapping[str, Any]) -> None:
@@ -119,11 +119,11 @@ class Order:
             if name in shown_before and shown_before[name] != value:
                 raise InvalidOperationError(
                     f"{what} has changed since this was asked: its {name.replace('_', ' ')} was "
-                    f"{_said(shown_before[name])} and is {_said(value)} now; look at it again"
+                    f"{_text_of(shown_before[name])} and is {_text_of(value)} now; look at it again"
                 )
 
 
-def _said(value: object) -> str:
+def _text_of(value: object) -> str:
     match value:
         case None:
             return "not set"

@@ -47,7 +47,7 @@ class Head:
 
     @property
     def waits(self) -> bool:
-        """Whether the client sends the body only when it is told to go on."""
+        """Whether the client waits for 100 Continue before it sends the body."""
         return self.minor == 1 and self.fields.get("expect", "").lower() == "100-continue"
 
 

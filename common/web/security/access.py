@@ -10,12 +10,12 @@ from cmdbus.printable import one_line
 from cmdbus.web.http.request import Request
 from cmdbus.web.security.origins import not_local
 
-#: The name of whoever asks, or None for those who may not.
+#: The name of the user of a request, or None for one who may not use the page.
 User = Callable[[Mapping[str, Any]], str | None]
 
 
 class NotAdmittedError(Exception):
-    """The page is not for whoever asks; the text is a sentence."""
+    """The page is not for the user of this request; the text is a sentence."""
 
 
 @dataclass(frozen=True, slots=True)

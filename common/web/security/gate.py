@@ -67,7 +67,7 @@ class Gate:
             if left is not None:
                 return Entry(visitor, role, ticket, False, left)
         if self._access.signs_in:
-            sentence = "you are not signed in, or not any more"
+            sentence = "you are not signed in, or no longer"
             raise RefusedError(HTTPStatus.UNAUTHORIZED, sentence)
         return Entry(visitor, role, self._tickets.issue(visitor.scope), True, LIFETIME)
 

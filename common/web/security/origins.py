@@ -1,4 +1,4 @@
-"""What holds for each request and response, whoever asks."""
+"""Checks of each request and headers of each response, for every user."""
 
 import ipaddress
 import re

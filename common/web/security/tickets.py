@@ -43,7 +43,7 @@ class Tickets:
         return left if 0 < left <= LIFETIME and ticket not in self._ended else None
 
     def end(self, ticket: str) -> None:
-        """Whoever has a copy of it is signed out, too."""
+        """Its copies end with it."""
         with self._lock:
             self._ended[ticket] = None
             while len(self._ended) > _MAX_ENDED:

@@ -186,7 +186,7 @@ function fail(error, title = "Not shown") {
     h("div", { class: "toolbar" }, again, h("a", { href: "#/overview" }, "Overview")));
   place(box);
   rename(title);
-  // The buttons of the view before would act on what is not shown any more.
+  // The buttons of the view before would act on what is no longer shown.
   document.getElementById("view-tools").replaceChildren();
   if (!passing) return;
   const mine = turn;

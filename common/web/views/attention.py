@@ -219,7 +219,9 @@ def _node(node: NodeRecord, now: datetime) -> Iterator[Attention]:
     if node.gone:
         silent = (now - node.published_at).total_seconds()
         if not node.stopped and silent < _GONE_SECONDS:
-            why = f"It said nothing for {_ago(timedelta(seconds=silent))}, and did not stop."
+            why = (
+                f"It has published nothing for {_ago(timedelta(seconds=silent))}, and did not stop."
+            )
             yield Attention("bad", f"{name} has gone", why, link)
         return
     if node.undead:

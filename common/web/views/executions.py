@@ -92,7 +92,7 @@ def _outcome(execution: Execution) -> str | None:
 
 def parts_of(details: object) -> dict[str, Any]:
     """Of an event's details: reason, exception and traceback, with what a hung or killed process
-    has told: its stack, its statement, and the sessions that blocked it. The rest is JSON."""
+    has left: its stack, its statement, and the sessions that blocked it. The rest is JSON."""
     if not isinstance(details, Mapping):
         return {} if details is None else {"details": payload_of(details, _DETAILS_BYTES)}
     parts: dict[str, Any] = {

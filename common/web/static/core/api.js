@@ -42,7 +42,7 @@ async function request(path, options) {
 }
 
 function sentenceOf(response) {
-  if (response.status === 401 || response.type === "opaqueredirect") return "You are not signed in any more: reload the page.";
+  if (response.status === 401 || response.type === "opaqueredirect") return "You are no longer signed in: reload the page.";
   return response.ok ? "The server's answer is not JSON." : `The server answered with status ${response.status}.`;
 }
 

@@ -47,9 +47,9 @@ export function confirmAction(name, body, { onDone } = {}) {
     }
 
     async function perform(form) {
-      const said = form.problem();
-      replace(problem, said);
-      if (said) return;
+      const sentence = form.problem();
+      replace(problem, sentence);
+      if (sentence) return;
       confirm.disabled = true;
       try {
         result = await act(name, form.body());

@@ -53,7 +53,7 @@ function middle(before, after) {
 }
 
 const CLASSES = { "-": "removed", "+": "added" };
-const SAID = { "-": "removed: ", "+": "added: " };
+const LABELS = { "-": "removed: ", "+": "added: " };
 
 /** The lines of two JSON texts that differ, with some around them. */
 export function diffBlock(before, after) {
@@ -62,7 +62,7 @@ export function diffBlock(before, after) {
   if (!near.includes(true)) return h("p", { class: "muted" }, "The data is the same.");
   const shown = [];
   lines.forEach(([mark, line], index) => {
-    if (near[index]) shown.push(h("span", { class: ["line-of", CLASSES[mark]] }, SAID[mark] && h("span", { class: "unseen" }, SAID[mark]), `${mark} ${line}`));
+    if (near[index]) shown.push(h("span", { class: ["line-of", CLASSES[mark]] }, LABELS[mark] && h("span", { class: "unseen" }, LABELS[mark]), `${mark} ${line}`));
     else if (near[index - 1]) shown.push(h("span", { class: "line-of muted" }, "…"));
   });
   return preformatted("What has changed", shown);

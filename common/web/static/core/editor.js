@@ -48,16 +48,16 @@ export async function editData({ domain, id, onText }) {
   function check() {
     const text = area.value;
     replace(size, bytes(new Blob([text]).size));
-    let said = text.trim() ? null : "Data is needed; null is data, too.";
+    let sentence = text.trim() ? null : "Data is needed; null is data, too.";
     try {
-      if (!said) JSON.parse(text);
+      if (!sentence) JSON.parse(text);
     } catch (error) {
-      said = `It is not JSON: ${error.message}.`;
+      sentence = `It is not JSON: ${error.message}.`;
     }
-    replace(problem, said);
-    area.setAttribute("aria-invalid", String(said !== null));
-    go.disabled = said !== null || text === before;
-    if (said === null) replace(changed, text.length > COMPARED ? h("p", { class: "muted" }, "It is too long to be compared here.") : diffBlock(before, text));
+    replace(problem, sentence);
+    area.setAttribute("aria-invalid", String(sentence !== null));
+    go.disabled = sentence !== null || text === before;
+    if (sentence === null) replace(changed, text.length > COMPARED ? h("p", { class: "muted" }, "It is too long to be compared here.") : diffBlock(before, text));
     return !go.disabled;
   }
 

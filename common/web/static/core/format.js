@@ -95,11 +95,11 @@ function timeText(iso, form) {
   return form === "both" ? `${clock(iso)}, ${ago(iso)}` : ago(iso);
 }
 
-const SAID = /(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?\+00:00)/;
+const SERVER_TIME = /(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?\+00:00)/;
 
 /** A sentence of the server with its times, which are UTC, in the viewer's zone. */
 export function localTimes(sentence) {
-  const parts = String(sentence).split(SAID);
+  const parts = String(sentence).split(SERVER_TIME);
   const found = [parts[0]];
   for (let at = 1; at < parts.length; at += 3) found.push(timeElement(`${parts[at]}T${parts[at + 1]}`, "clock"), parts[at + 2]);
   return found;

@@ -5,7 +5,7 @@ import { observeServerTime } from "./format.js";
 
 const watchers = new Set();
 const listeners = new Set();
-// What the open stream has said of its views.
+// The values that the open stream has sent, by their paths.
 const values = new Map();
 const AGAIN = [1000, 2000, 4000, 8000, 15000];
 // A stream over which nothing came for so long may hang in a proxy.

@@ -158,6 +158,6 @@ export function choice(label, choices, chosen, onChoose) {
     h("button", { type: "button", aria: { pressed: String(value === chosen) }, on: { click: () => onChoose(value) } }, text)));
 }
 
-/** What the role of the database cannot read is said once, above the view. */
+/** What the role of the database cannot read is named once, above the view. */
 export const restrictedNote = () =>
   h("p", { class: "note" }, "The database role of this page cannot read data, results, messages and keys.");

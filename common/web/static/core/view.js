@@ -16,7 +16,7 @@ export const when = (key, label, more) => col(key, label, (row) => timeElement(r
 
 /**
  * Reads a path, shows it by draw(value), and again whenever it changes. The first error is the
- * view's own; later ones are said above it. Resolves with what closes the view.
+ * view's own; later ones are shown above it. Resolves with what closes the view.
  */
 export async function live(root, path, signal, draw) {
   const problem = h("p", { class: "note note-bad", role: "alert", hidden: true });
@@ -92,7 +92,7 @@ export function trail(root) {
       col("kind", "Event", (event) => words(event.kind), { narrow: "title" }),
       col("at", "When", (event) => timeElement(event.at, "both")),
       col("operator", "Operator"),
-      col("message", "Reason", said),
+      col("message", "Reason", reasonOf),
     ],
     empty: empty("Nothing yet", "What operators do is kept here."),
   });
@@ -106,7 +106,7 @@ export function trail(root) {
   };
 }
 
-const said = ({ code, message, details }) => [
+const reasonOf = ({ code, message, details }) => [
   [code, message].filter(Boolean).join(": "),
   details && h("details", null, h("summary", null, "Details"), preformatted("Details", indented(details.text)))];
 

@@ -92,15 +92,15 @@ export async function show(root, { parts, params, session, navigate, tools, sign
   });
 
   const drawLine = onChange((parts) => {
-    const told = parts.map((part) => {
+    const shown = parts.map((part) => {
       const [label, tone] = PARTS[part.kind] ?? [part.kind, "a"];
       const seconds = ((part.to ? Date.parse(part.to) : now()) - Date.parse(part.from)) / 1000;
       const what = part.attempt ? `attempt ${part.attempt} ${label}` : label;
       return { label, tone, from: part.from, to: part.to, title: `${what} ${part.to ? duration(seconds) : "since " + duration(seconds)}`, seconds };
     });
     const sums = new Map();
-    for (const { label, tone, seconds } of told) sums.set(label, [tone, (sums.get(label)?.[1] ?? 0) + seconds]);
-    replace(lines.body, timeline(told, { label: "Time of the command" }),
+    for (const { label, tone, seconds } of shown) sums.set(label, [tone, (sums.get(label)?.[1] ?? 0) + seconds]);
+    replace(lines.body, timeline(shown, { label: "Time of the command" }),
       h("div", { class: "toolbar" }, [...sums].map(([label, [tone, seconds]]) => tag(`${label} ${duration(seconds)}`, tone))));
   });
 

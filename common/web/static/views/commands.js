@@ -44,7 +44,7 @@ export async function show(root, { params, session, navigate, signal, keys }) {
   const filters = filterBar({ navigate, restricted: !session.reads_data });
   const problem = h("p", { class: "note note-bad", role: "alert", hidden: true });
   const tools = h("div", { class: "toolbar", role: "group", "aria-label": "Actions", css: { "min-height": "34px" } });
-  const said = h("span", { class: "muted" });
+  const selection = h("span", { class: "muted" });
   const buttons = h("span", { class: "toolbar" });
   const news = h("button", { type: "button", class: "small push", hidden: true, on: { click: () => present(latest) } });
   const nothing = h("div");
@@ -53,7 +53,7 @@ export async function show(root, { params, session, navigate, signal, keys }) {
   const rows = h("select", { "aria-label": "Commands on a page", on: { change: () => navigate({ rows: rows.value === SIZES[0] ? null : rows.value }) } },
     SIZES.map((size) => h("option", { value: size }, `${size} on a page`)));
   const list = table({ columns: COLUMNS, keyOf: commandKey, label: "Commands", selectable: session.acts, onSelect: drawTools, empty: nothing, link: commandHref, rowClass: (row) => row.gone && "muted" });
-  tools.append(said, buttons, news);
+  tools.append(selection, buttons, news);
   root.append(filters.element, session.reads_data ? "" : restrictedNote(), problem, tools, list.element, stopped, pager);
 
   const actions = commandActions(() => list.clear());
@@ -185,7 +185,7 @@ export async function show(root, { params, session, navigate, signal, keys }) {
   function drawTools() {
     if (!session.acts) return;
     const selected = list.selected();
-    setText(said, selected.length ? `${count(selected.length)} selected` : "");
+    setText(selection, selected.length ? `${count(selected.length)} selected` : "");
     const isEmpty = !latest?.commands.length && !latest?.next;
     if (selected.length) replace(buttons, actions.forRows(selected), button("Select none", () => list.clear(), { small: true, tone: "plain" }));
     else replace(buttons, isEmpty ? null : actions.forAll(filtersOf(given), query.since));

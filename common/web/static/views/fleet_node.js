@@ -8,8 +8,8 @@ import { apiPath } from "../core/router.js";
 import { seatRow } from "./fleet_seat.js";
 
 const STATES = { running: "good", starting: "info", stopping: "warn", stopped: "muted", giving_up: "bad" };
-// Milliseconds after which a node should have published again: while nobody looks, and while the
-// page does and sees nodes publish quickly.
+// Milliseconds after which a node should have published again: while no page watches, and while
+// this one does and sees nodes publish quickly.
 const LATE = 75000;
 const SILENT = 10000;
 const QUICK = 6000;

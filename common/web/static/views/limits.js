@@ -37,18 +37,18 @@ const covered = (cover) => {
 
 const stable = (limit) => JSON.stringify({ ...limit, usage: null });
 
-/** A card, which is built anew only where more changes than what is taken: so focus stays. */
+/** A card, which is built again only where more changes than what is taken: so focus stays. */
 function card(limit, session) {
   const { in_force: now, set, is_shared: shared } = limit;
   const text = stable(limit);
   const places = shared && now?.concurrency;
   const taken = bar([], { label: "Commands", legend: true });
-  const said = h("p", { class: "muted", hidden: !places });
+  const note = h("p", { class: "muted", hidden: !places });
   const act = (label, action) => acting(session, label, action, { name: limit.name }, { small: true });
   const element = h("section", { class: "card" },
     h("div", { class: "toolbar" }, h("h2", null, name(limit.name)), shared && tag("shared"), set && tag("set", "info")),
     h("p", null, now ? now.text : "no limit", !shared && now ? ", by key" : ""),
-    taken, said,
+    taken, note,
     facts([
       ["For", limit.covers.length ? limit.covers.map((cover, index) => [index ? ", " : "", covered(cover)]) : "no type"],
       ...limit.declared.map((one) => ["Declared", [one.text, h("span", { class: "muted" }, ` by ${one.app}, `, timeElement(one.declared_at))]]),
@@ -59,7 +59,7 @@ function card(limit, session) {
     if (stable(one) !== text) return card(one, session);
     const { running, limited, ready } = one.usage;
     taken.update([{ label: "running", value: running, tone: "run" }, { label: "waiting at a limit", value: limited, tone: "warn" }, { label: "ready", value: ready, tone: "info" }], { total: Math.max(places || 0, running + limited + ready) });
-    if (places) setText(said, `${count(Math.min(running, places))} of ${plural(places, "place")} taken`);
+    if (places) setText(note, `${count(Math.min(running, places))} of ${plural(places, "place")} taken`);
     return element;
   };
   return element.update(limit);

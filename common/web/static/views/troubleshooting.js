@@ -21,7 +21,7 @@ export async function show(root, { params, session, signal, keys, navigate }) {
   const isChosen = Boolean(chosen.domain || chosen.type || chosen.error_code);
   const isGroup = Boolean(chosen.domain && chosen.type && chosen.error_code);
   const path = apiPath("troubleshooting", { ...chosen });
-  const told = h("p", { class: "muted", role: "status" });
+  const total = h("p", { class: "muted", role: "status" });
   const none = h("div");
   const groups = table({
     label: "Errors",
@@ -54,7 +54,7 @@ export async function show(root, { params, session, signal, keys, navigate }) {
       { key: "failed_at", label: "Came here", align: "right", render: (row) => timeElement(row.failed_at) },
       { key: "key", label: "Key", narrow: "hide", render: (row) => row.key ?? "" },
     ],
-    empty: h("p", { class: "empty" }, "None of these waits any more. ", isChosen && h("a", { href: "#/troubleshooting" }, "All errors")),
+    empty: h("p", { class: "empty" }, "None of these waits any longer. ", isChosen && h("a", { href: "#/troubleshooting" }, "All errors")),
   });
   const selected = h("div", { class: "toolbar" });
   const filter = searchField("q", params.q, "Filter the errors", (q) => navigate({ q }, { replace: true }));
@@ -116,7 +116,7 @@ export async function show(root, { params, session, signal, keys, navigate }) {
   }
 
   function update(value) {
-    setText(told, `${value.complete ? "" : "More than "}${plural(value.total, "command")} ${value.total === 1 ? "waits" : "wait"} for an operator.`);
+    setText(total, `${value.complete ? "" : "More than "}${plural(value.total, "command")} ${value.total === 1 ? "waits" : "wait"} for an operator.`);
     list.hidden = value.restricted || value.total === 0;
     all = value.groups;
     drawGroups();
@@ -135,7 +135,7 @@ export async function show(root, { params, session, signal, keys, navigate }) {
 
   keys([{ key: "r", label: "Retry the selected commands, or this one", run: retry }]);
   drawSelected([]);
-  root.append(told, panel("Errors", h("div", { class: "filters" }, filter), groups.element), list);
+  root.append(total, panel("Errors", h("div", { class: "filters" }, filter), groups.element), list);
   const { close } = await live(root, path, signal, update);
   return {
     close,
