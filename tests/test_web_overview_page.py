@@ -196,7 +196,7 @@ def test_a_count_that_takes_too_long_is_told_and_tried_again(
 ) -> None:
     with page_of(visiting, shown) as page:
         shown.error = ValueError("too much to count")
-        page.open("#/overview").sees("too much to count", "[role=status].note")
+        page.open("#/overview").sees("too much to count", ".note-bad")
         shown.error = None
         page.sees("mail is paused", "#view")
         assert not page.find(".note-bad").is_visible()

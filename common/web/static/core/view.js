@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { confirmAction } from "./confirm.js";
-import { h, onChange, replace } from "./dom.js";
+import { h, onChange, replace, setText } from "./dom.js";
 import { timeElement } from "./format.js";
 import { watch } from "./live.js";
 import { button, empty, indented, panel, payloadBlock, preformatted, restrictedNote, words } from "./parts.js";
@@ -19,19 +19,26 @@ export const when = (key, label, more) => col(key, label, (row) => timeElement(r
  * view's own; later ones are shown above it. Resolves with what closes the view.
  */
 export async function live(root, path, signal, draw) {
-  const problem = h("p", { class: "note note-bad", role: "alert", hidden: true });
+  const problem = problemNote();
   const first = await get(path, {}, { signal });
   root.prepend(problem);
   if (first.restricted) root.prepend(restrictedNote());
   draw(first);
-  const close = watch(path, (value) => {
-    problem.hidden = true;
-    if (value !== first) draw(value);
-  }, (state, { error }) => {
-    problem.hidden = state !== "failed";
-    if (state === "failed") replace(problem, error?.message ?? error);
-  });
-  return { close };
+  return { close: problem.watch(path, (value) => value !== first && draw(value)) };
+}
+
+/** A note with a `watch(path, draw)` of its own: it says why the path cannot be read, until it can. */
+export function problemNote() {
+  const note = h("p", { class: "note note-bad", role: "alert", hidden: true });
+  const show = (error) => {
+    note.hidden = !error;
+    setText(note, error ? (error.message ?? error) : "");
+  };
+  note.watch = (path, draw) => watch(path, (value) => {
+    show(null);
+    draw(value);
+  }, (state, { error }) => show(state === "failed" && error));
+  return note;
 }
 
 /** Fields that change parameters of the hash: [name, label, choices] each. */

@@ -1,10 +1,9 @@
 // One batch: its progress, its commands and processes, what it sends at its end, what happened.
 
 import { bar } from "../core/charts.js";
-import { h, replace, setText } from "../core/dom.js";
+import { h, replace } from "../core/dom.js";
 import { count, duration, short, timeElement } from "../core/format.js";
-import { acting, col, live, payloadPanel, trail, when } from "../core/view.js";
-import { watch } from "../core/live.js";
+import { acting, col, live, payloadPanel, problemNote, trail, when } from "../core/view.js";
 import { breakable, commandHref, commandKey, commandLink, domainLink, empty, facts, figure, name, panel, statusTag, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { table } from "../core/table.js";
@@ -34,12 +33,13 @@ export async function show(root, { parts: [id], session, signal, tools, rename }
     ],
     empty: empty("None is kept", "Its commands are removed with the history of their domains."),
   });
+  const problem = problemNote();
   const others = h("div", { class: "stack" });
   const data = payloadPanel("Data", "batch.json");
   const audit = trail(root);
   root.append(
     panel("Progress", h("div", { class: "numbers" }, Object.values(figures)), drawn, about),
-    panel("Commands", commands.element, h("a", of(), "All of its commands")), others, data);
+    panel("Commands", problem, commands.element, h("a", of(), "All of its commands")), others, data);
   const shown = await live(root, apiPath(["batch", id]), signal, (batch) => {
     rename(`Batch ${batch.name ?? short(id)}`);
     for (const [key, element] of Object.entries(figures)) element.set(count(batch[key]), BAD.includes(key) && batch[key] ? "bad" : undefined);
@@ -57,8 +57,7 @@ export async function show(root, { parts: [id], session, signal, tools, rename }
     data.update(batch.data);
     audit(batch.audit);
   });
-  const stop = watch(apiPath("commands", { batch: id, limit: 10 }), (value) => commands.update(value.commands),
-    (state, { error }) => state === "failed" && setText(commands.element, error?.message ?? error));
+  const stop = problem.watch(apiPath("commands", { batch: id, limit: 10 }), (value) => commands.update(value.commands));
   return { close: () => [shown.close, stop].forEach((end) => end()) };
 }
 

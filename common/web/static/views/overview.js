@@ -8,6 +8,7 @@ import { watch } from "../core/live.js";
 import { button, codeBlock, domainLink, empty, figure, panel, searchField, tag } from "../core/parts.js";
 import { link } from "../core/router.js";
 import { table } from "../core/table.js";
+import { problemNote } from "../core/view.js";
 import { historyPanel } from "./overview_charts.js";
 
 const SEND = `from cmdbus import CommandBus
@@ -32,7 +33,7 @@ export async function show(root, { params, session, navigate, keys }) {
   const domains = domainTable(session.acts, lineOf);
   const charts = historyPanel(params, navigate);
   const hidden = h("p", { class: "muted" });
-  const problem = h("p", { class: "note note-bad", role: "status", hidden: true });
+  const problem = problemNote();
   const none = h("div", { hidden: true });
   const whole = h("div", { class: "stack", hidden: true }, sums.element,
     panel(null, h("div", { class: "toolbar" }, h("h2", null, "Domains"), h("label", { class: "push muted" }, "Show those with ", field)), domains.element, hidden),
@@ -72,14 +73,9 @@ export async function show(root, { params, session, navigate, keys }) {
     keys([{ key: "p", label: "Pause or resume the row's domain", run }]);
   }
   const stops = [
-    watch("overview", (found) => {
-      problem.hidden = true;
+    problem.watch("overview", (found) => {
       value = found;
       render();
-    }, (state, { error }) => {
-      if (state !== "failed") return;
-      problem.hidden = false;
-      setText(problem, error.message ?? error);
     }),
     watch("history/minutes", (found) => {
       minutes = found;
