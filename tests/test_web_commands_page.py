@@ -12,6 +12,7 @@ import pytest
 from benches.paging import fill
 from queries import move_to_troubleshooting
 from test_searching import commands as commands
+from test_web_operating_views import monitor_of
 from visits import Visit, Visiting
 from web_server import serving
 
@@ -173,6 +174,8 @@ def test_selected_commands_are_acted_on(dsn: str, visiting: Visiting, bus: Comma
         page.sees("Nothing matches")
         assert len(bus.search(status="CANCELED").commands) == 4
         page.open("#/commands?status=IN_TROUBLESHOOTING_QUEUE")
+        page.find("thead input").check()
+        page.sees("2 selected", "#view")
         page.find("button", "Complete all that match").click()
         page.find("dialog button", "Complete 2 commands").click()
         page.sees("2 commands completed", "#toasts")
@@ -242,3 +245,18 @@ def test_hostile_texts_are_no_markup(dsn: str, visiting: Visiting, bus: CommandB
         page.open("#/commands?text=%3Cimg%20src%3Dx%3E")
         page.sees("Nothing matches")
         assert page.read("document.querySelectorAll('#view img').length") == 0
+
+
+def test_a_monitors_page_finds_ids_and_asks_for_no_text(
+    visiting: Visiting, dsn: str, commands: dict[str, UUID]
+) -> None:
+    with monitor_of(dsn) as monitor, page_of(visiting, monitor) as page:
+        count_of(page, 8)
+        page.press("/")
+        page.tab.keyboard.type("ann")
+        page.press("Enter")
+        assert "whole id" in page.read("document.activeElement.validationMessage")
+        assert "ann" not in page.tab.url
+        page.find("[name=text]").fill(str(next(iter(commands.values()))))
+        page.press("Enter")
+        count_of(page, 1)

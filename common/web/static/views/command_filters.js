@@ -41,6 +41,12 @@ export function filterBar({ navigate, restricted }) {
   });
   function find() {
     const value = text.value.trim();
+    const refused = restricted && value && !UUID.test(value);
+    text.setCustomValidity(refused ? "The database role of this page finds commands by their whole id alone." : "");
+    if (refused) {
+      text.reportValidity();
+      return;
+    }
     if (UUID.test(value)) navigate(link(["commands"], { id: value.toLowerCase() }));
     else change({ text: value || null });
   }

@@ -187,8 +187,10 @@ export async function show(root, { params, session, navigate, signal, keys }) {
     const selected = list.selected();
     setText(selection, selected.length ? `${count(selected.length)} selected` : "");
     const isEmpty = !latest?.commands.length && !latest?.next;
-    if (selected.length) replace(buttons, actions.forRows(selected), button("Select none", () => list.clear(), { small: true, tone: "plain" }));
-    else replace(buttons, isEmpty ? null : actions.forAll(filtersOf(given), query.since));
+    const all = isEmpty ? null : actions.forAll(filtersOf(given), query.since);
+    if (!selected.length) replace(buttons, all);
+    // Those of this page alone may not be what the reader means by all.
+    else replace(buttons, actions.forRows(selected), button("Select none", () => list.clear(), { small: true, tone: "plain" }), selected.length === shown?.length && all);
   }
 
   function retry() {
