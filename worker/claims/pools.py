@@ -81,7 +81,6 @@ def check_pool(pool: Pool, threads: int, timeouts: Timeouts) -> None:
 def open_pool(parts: dsns.Parts, threads: int, timeouts: Timeouts) -> SessionPool:
     """Never checks a connection when it is checked out: with eight connections and a restart of the
     server that costs 31 s."""
-    dsns.connect(parts).close()  # Raises the error of an outage at the start.
     pool = SessionPool(
         partial(dsns.open_session, parts),
         min_size=threads,
