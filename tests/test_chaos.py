@@ -310,7 +310,7 @@ def test_an_interrupted_run_leaves_nothing(dsn: str) -> None:
         assert process.stderr is not None
         next(line for line in process.stderr if b"SIGSTOP" in line)
 
-    arguments = ["--dsn", dsn, "--seed", "1600", "--minutes", "0.5", "--only", "stop-worker"]
+    arguments = ["--dsn", dsn, "--seed", "1600", "--minutes", "0.02", "--only", "stop-worker"]
     pid, _ = interrupt("chaos", *arguments, when=await_fault)
     assert databases(dsn, f"cmdbus_chaos_{pid}_%") == []
 
