@@ -1,13 +1,11 @@
 // A table of many rows: kept nodes, keys for rows, selection, cards where it is narrow.
 
+import { columnWidths } from "./columns.js";
 import { arrange, h, keysOf, replace, setText } from "./dom.js";
 
 // Milliseconds that a slice of an update may take before the browser gets its turn.
 const SLICE = 8;
 const FIRST = 120;
-// Pixels: of the narrowest table that is not cards, of a character, of a cell's padding, around a
-// label, of what is drawn, of a long text.
-const [NARROW, CHARACTER, PADDING, AROUND, DRAWN, LONG] = [680, 7.8, 22, 14, 142, 340];
 // Characters after which a text may be shown in part.
 const CUT = 90;
 
@@ -17,11 +15,11 @@ export const TABLES = "#view [data-rows]:not([hidden])";
 const turn = () => (globalThis.scheduler?.yield ? scheduler.yield() : new Promise((resolve) => setTimeout(resolve)));
 
 /**
- * columns: [{key, label, render(row) -> node or text, align: "right", narrow: "hide" | "title", width}],
- * without `render` the value of `key` is shown; `width` is one of CSS, such as "120px" or "1fr". keyOf(row) names a row; link(row) is where Enter
- * and a click lead; `selectable` adds boxes, and onSelect(rows) hears of each change. `empty` is a
- * node or text shown instead of rows. `label` names the table for screen readers. Keys go first to
- * the one that is `primary`.
+ * columns: [{key, label, render(row) -> node or text, align: "right", narrow: "hide" | "title",
+ * width}]; without `render` the value of `key` is shown, and `width` is a track of CSS, such as
+ * "120px" or "1fr". keyOf(row) names a row; link(row) is where Enter and a click lead; `selectable`
+ * adds boxes, and onSelect(rows) hears of each change. `empty` is a node or text shown instead of
+ * rows. `label` names the table for screen readers. Keys go first to the one that is `primary`.
  */
 export function table({ columns, keyOf, link, selectable = false, onSelect, empty, label, rowClass, primary }) {
   const chosen = new Map();
@@ -40,28 +38,17 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
     return [column.align === "right" && "right", column.narrow && "narrow-" + column.narrow].filter(Boolean).join(" ");
   }
 
-  // Rows are grids of the same columns, so that rows out of sight are not laid out. A column is as
-  // wide as its longest text has been: it never gets narrower under the reader's eyes.
-  const widths = columns.map((column) => Math.max(column.label.length * CHARACTER + PADDING, 56));
+  const widths = columnWidths(columns);
   let template = "";
 
   function fill(cell, index, row) {
     put(cell, columns[index], row);
-    const text = cell.textContent;
-    const form = cell.querySelector("time")?.dataset.form;
-    // A time gets longer as it ticks, and capitals are wide.
-    const length = Math.max(text.length + text.replace(/[^A-Z_]/g, "").length / 4, { ago: 11, both: 20 }[form] ?? 0);
-    const drawn = cell.querySelector("svg") ? DRAWN : length * CHARACTER + cell.childElementCount * AROUND;
-    cell.classList.toggle("long", text.length > CUT);
-    widths[index] = Math.max(widths[index], Math.min(drawn + PADDING, LONG));
+    cell.classList.toggle("long", cell.textContent.length > CUT);
+    widths.measure(index, cell);
   }
 
   function widen() {
-    const longest = Math.max(...widths);
-    const next = (selectable ? "36px " : "") + columns.map(({ width }, index) => {
-      const wanted = Math.round(widths[index]);
-      return width ?? (wanted < longest ? `minmax(${Math.min(wanted, Math.round(NARROW / columns.length))}px, ${wanted}px)` : `minmax(${wanted < LONG ? "120px" : "24%"}, 1fr)`);
-    }).join(" ");
+    const next = [...(selectable ? ["36px"] : []), ...widths.tracks()].join(" ");
     if (next !== template) grid.style.setProperty("--columns", (template = next));
   }
 
