@@ -110,6 +110,9 @@ SELECT
     ARRAY(
         SELECT CASE
             WHEN b.pid IS NULL THEN 'a prepared transaction'
+            WHEN b.query = '<insufficient privilege>' THEN format(
+                'pid %%s (%%s, role %%s): only roles in pg_monitor see what it runs',
+                b.pid, coalesce(nullif(b.application_name, ''), b.backend_type), b.usename)
             ELSE format(
                 'pid %%s (%%s, role %%s, %%s, transaction of %%s s): %%s',
                 b.pid, coalesce(nullif(b.application_name, ''), b.backend_type), b.usename,
