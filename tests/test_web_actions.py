@@ -210,6 +210,7 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"keep": ""}, "keep must be a duration like 7d: it has no value for none"),
     ({"keep": "long"}, "keep must be a duration like 90s, 15m, 2h or 7d, not 'long'"),
     ({"keep": 1e300}, "keep is too long"),
+    ({"keep": 10**400}, "keep must be a duration like 90s, 15m, 2h or 7d, not 1000"),
     ({"accepting": "maybe"}, "accepting must be True or False, not 'maybe'"),
     ({"paused": "yes"}, "values has no 'paused'"),
 ]

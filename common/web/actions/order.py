@@ -76,11 +76,14 @@ class Order:
             return None
         if isinstance(found, str) and (parts := _DURATION.fullmatch(found.strip())):
             return float(parts[1]) * _UNITS[parts[2] or "s"]
-        if isinstance(found, bool) or not isinstance(found, int | float):
+        try:
+            if isinstance(found, bool) or not isinstance(found, int | float):
+                raise ValueError
+            return float(found)
+        except (ValueError, OverflowError):
             raise ValueError(
-                f"{name} must be a duration like 90s, 15m, 2h or 7d, not {found!r:.80}"
-            )
-        return float(found)
+                f"{name} must be a duration like 90s, 15m, 2h or 7d, not {shown(found)}"
+            ) from None
 
     def flag(self, name: str) -> bool:
         """True or False, also as yes or no."""
