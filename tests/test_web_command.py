@@ -161,6 +161,8 @@ def test_the_settings_file_has_its_options_next_to_those_of_a_supervisor() -> No
     file.write_text("web-role = 'root'\n")
     result = here("web", "--dsn", "host=/nowhere")
     assert result.exit_code == 2 and "(from cmdbus.toml)" in result.stderr
+    file.write_text("procs = 2\nweb-htp = ':8081'\n")
+    assert "did you mean 'web-http'?" in here("web", "--dsn", "host=/nowhere").stderr
 
 
 def test_its_variables_are_no_mistakes_to_a_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def read(
     context: click.Context, options: Mapping[str, click.Parameter], *, are_all: bool = True
 ) -> dict[str, Any]:
     """The file's values of these options, by name; a UsageError says what is wrong with it.
-    Unless they `are_all` options, ignores other keys."""
+    Unless they `are_all` options, ignores keys of others."""
     file, table = _found(context)
     values: dict[str, Any] = {}
     for key, value in table.items():
@@ -72,11 +72,16 @@ def read(
             if name in values:
                 raise click.UsageError(f"{file} has {_dashed(name)!r} twice.", context)
             values[name] = _text(context, f"{file}: {key!r}", option, value)
-        elif are_all and name not in WEB_SETTINGS:
+        elif name not in WEB_SETTINGS and (are_all or _is_of_web(name, options)):
             names = sorted(map(_dashed, options))
             hint = did_you_mean(_dashed(name), names) or f"there are {', '.join(names)}."
             raise click.UsageError(f"{file} has {key!r}, which is no setting: {hint}", context)
     return values
+
+
+def _is_of_web(name: str, options: Mapping[str, click.Parameter]) -> bool:
+    """Whether it is for `cmdbus web`, whose options these are."""
+    return name.startswith("web_") and options.keys() >= {*WEB_SETTINGS}
 
 
 def configured(context: click.Context) -> Settings:
