@@ -64,3 +64,14 @@ def test_all_that_a_file_leads_to_or_reads_is_there() -> None:
         text = file.read_text()
         assert {*to_page.findall(text)} <= pages, file.name
         assert {*to_api.findall(text)} <= VIEWS.keys(), file.name
+
+
+def test_each_class_of_the_files_has_its_style() -> None:
+    style = (assets.FOLDER / "style.css").read_text()
+    for file in FILES:
+        if file.suffix == ".js":
+            for names in re.findall(r'\bclass: "([^"]+)"', file.read_text()):
+                for name in names.split():
+                    # With a hyphen at its end it is the beginning of several.
+                    end = "" if name.endswith("-") else r"(?![\w-])"
+                    assert re.search(rf"\.{name}{end}", style), f"{file.name}: {name}"

@@ -7,7 +7,7 @@ import { clock, count, NONE, now } from "./format.js";
 export const present = (value) => typeof value === "number" && Number.isFinite(value);
 
 /** The smallest round number that is not below the value: 1, 2 or 5 times a power of ten. */
-export function roundUp(value) {
+function roundUp(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
   for (const step of [1, 2, 5, 10]) if (step * power >= value * (1 - 1e-9)) return step * power;
@@ -105,7 +105,7 @@ export function sparkline(values, { label, format = count, when, width = 120, he
 
 /**
  * A chart of lines over time, as a `figure` with `update(series, {at})`.
- * series: [{label, values, tone, fill}], values may hold null; tone is a..f, good, warn or bad.
+ * series: [{label, values, tone, fill}], values may hold null; tone is a..e, good, warn or bad.
  * Options: label (required), at (ISO times of the values), format(value), height, when(at) -> text.
  */
 export function lineChart(series, { label, at = [], format = count, height = 180, when = clock } = {}) {
@@ -244,7 +244,7 @@ export function bar(parts, { label, total, legend = false, format = count } = {}
  */
 export function timeline(parts, { label, from, to, height = 22 } = {}) {
   const svg = s("svg", { class: "timeline", viewBox: `0 0 1000 ${height}`, height, preserveAspectRatio: "none", role: "img" });
-  const element = h("div", { class: "timeline-box" }, svg);
+  const element = h("div", null, svg);
   element.update = (next) => {
     replace(svg, track(height), layOut(next, from, to, now()).map(({ part, x, width }) => block(part.tone, x, width, height, part.title ?? part.label)));
     named(svg, label, next.map((part) => part.title ?? part.label));

@@ -114,7 +114,7 @@ export function payloadBlock({ text, bytes: size, cut, problem }, file, read) {
 }
 
 /** A button that saves a text as a file; `read` returns or resolves with the text. */
-export function downloadButton(read, file, label = "Download") {
+function downloadButton(read, file, label = "Download") {
   return button(label, save, { small: true });
   async function save() {
     const url = URL.createObjectURL(new Blob([await read()], { type: "application/json" }));

@@ -30,7 +30,7 @@ export function table({ columns, keyOf, link, selectable = false, onSelect, empt
   const heading = (classes, content) => h("th", { role: "columnheader", scope: "col", class: classes }, content);
   const head = h("tr", { role: "row" }, selectable && heading("box", all), columns.map((column) => heading(classOf(column), column.label)));
   const grid = h("table", { class: "rows", role: "table", "aria-label": label, data: { rows: primary ? "first" : "" } }, h("thead", { role: "rowgroup" }, head), body);
-  const nothing = h("div", { class: "nothing", hidden: true }, typeof empty === "string" ? h("p", { class: "empty" }, empty) : empty);
+  const nothing = h("div", { hidden: true }, typeof empty === "string" ? h("p", { class: "empty" }, empty) : empty);
   const element = h("div", { class: "table" }, grid, nothing);
   const nodes = new Map();
 

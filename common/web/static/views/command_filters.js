@@ -60,7 +60,7 @@ export function filterBar({ navigate, restricted }) {
     return h("label", { hidden: true }, name === "since" ? "Sent since" : "Sent before", fields[name]);
   });
   const lists = { domain: h("datalist", { id: "known-domains" }), type: h("datalist", { id: "known-types" }) };
-  const more = h("details", { class: "more" }, h("summary", null, "More filters"),
+  const more = h("details", null, h("summary", null, "More filters"),
     h("div", { class: "filters" }, MORE.filter(([name]) => !(restricted && name === "key")).map(([name, label]) => field(name, label, { size: name.length > 6 ? 36 : 20 }))));
   const clear = h("a", { href: "#/commands", hidden: true }, "Clear filters");
   const form = h("form", { class: "stack", role: "search", "aria-label": "Commands", on: { submit: (event) => {

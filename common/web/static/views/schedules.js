@@ -24,7 +24,7 @@ const state = ({ paused, last_error: error, handled, added }) => [
   paused ? tag("paused", "warn") : error ? tag("not sent", "bad") : tag("on", "good"),
   !handled && [" ", tag("no handler", "warn", "no living node runs its type")],
   added && [" ", tag("added", "info", `by ${added.operator ?? "an operator"}`)],
-  error && h("p", { class: "danger-text" }, error)];
+  error && h("p", { class: "text-bad" }, error)];
 
 const latest = ({ last_tick: tick, last_command_id: id, domain, left_out: out }) => [
   tick && timeElement(tick), tick && id && [" ", commandLink(domain, id)], out > 0 && h("p", { class: "muted" }, `${count(out)} left out`)];
