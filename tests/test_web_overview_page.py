@@ -173,6 +173,8 @@ def test_charts_are_those_of_the_span_and_the_domain(
         chart.focus()
         page.press("End")
         page.sees("arrived", ".readout")
+        labels = page.tab.locator("svg.chart text.axis").all_text_contents()
+        assert labels and not [each for each in labels if each.count(":") > 1], "whole minutes"
 
 
 def test_domains_are_paused_resumed_and_configured(visiting: Visiting, shown: FakeOverview) -> None:

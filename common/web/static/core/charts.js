@@ -123,7 +123,8 @@ export function lineChart(series, { label, at = [], format = count, height = 180
   let cursor = -1;
   const x = (index) => fixed(left + (index * (width - left - right)) / Math.max(length - 1, 1));
   const figureOf = (value) => (present(value) ? format(value) : NONE);
-  const timeOf = (index) => (times[index] ? when(times[index]) : "");
+  // Times of whole minutes are said without seconds.
+  const timeOf = (index) => (times[index] ? when(times[index]).replace(/^(\d+\D\d\d)\D00$/, "$1") : "");
 
   function draw() {
     if (!width) return;

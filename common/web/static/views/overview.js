@@ -105,13 +105,13 @@ function attentionPanel(acts) {
     isOpen = !isOpen;
     element.update(known);
   }, { small: true });
-  opener.hidden = true;
+  const foot = h("div", { hidden: true }, opener);
   const element = {
-    element: panel("Needs attention", list, h("div", null, opener), note),
+    element: panel("Needs attention", list, foot, note),
     update(value) {
       const { attention, more } = (known = value);
       const rest = Math.max(0, attention.length - SHOWN);
-      opener.hidden = !rest;
+      foot.hidden = !rest;
       opener.setAttribute("aria-expanded", String(isOpen));
       setText(opener, isOpen ? "Show fewer" : `Show ${count(rest)} more`);
       // Figures change each second: an entry keeps its element, and with it the focus.
