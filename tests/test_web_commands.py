@@ -153,6 +153,10 @@ def test_a_command_is_rescheduled_and_given_back_its_time(bus: CommandBus) -> No
     assert before and after and after.priority == 0
     assert after.due_at < datetime.now(UTC) + timedelta(seconds=1)
     assert (answer["done"], answer["undone"]) == ("1 command rescheduled", None)
+    bus.reschedule("payments", id_, priority="low", operator="eve")
+    with pytest.raises(InvalidOperationError, match="its priority was 0 and is 10 now"):
+        undo(bus, answer)
+    bus.reschedule("payments", id_, priority="high", operator="eve")
     undo(bus, answer)
     again = bus.get("payments", id_)
     assert again and (again.priority, again.due_at) == (before.priority, before.due_at)

@@ -9,6 +9,7 @@ from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.priorities import PRIORITIES
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.found_commands import FoundCommand
+from cmdbus.producer.progress import Progress
 from cmdbus.producer.records import Status
 from cmdbus.web.action import LONG_BODY_BYTES, Action, Body
 from cmdbus.web.actions.answers import commands, done, field, number, preview, undoing
@@ -97,8 +98,11 @@ def _reschedule(bus: CommandBus, body: Body, operator: str) -> dict[str, Any]:
     def reschedule(domain: str, command_id: UUID) -> None:
         bus.reschedule(domain, command_id, **changes, operator=operator, reason=order.reason)
 
-    undo = None
-    if before:
+    answer = carry_out(named, reschedule, "rescheduled", undone="Reschedule them again.")
+    with Progress("rescheduled") as progress:
+        progress.count = int(answer["count"])
+        after = bus.find(named) if before else []
+    if after:
         [command] = before
         former: dict[str, Any] = {}
         if "priority" in changes:
@@ -106,8 +110,18 @@ def _reschedule(bus: CommandBus, body: Body, operator: str) -> dict[str, Any]:
         if "run_at" in changes or "delay" in changes:
             former["run_at"] = command.due_at.isoformat()
         target = {"commands": [[command.domain, str(command.command_id)]]}
-        undo = undoing("reschedule", "Undo", target, former)
-    return carry_out(named, reschedule, "rescheduled", undo=undo, undone="Reschedule them again.")
+        undo = undoing("reschedule", "Undo", target, former, state=_terms(after[0]))
+        answer |= {"undo": undo, "undone": None}
+    return answer
+
+
+def _terms(command: FoundCommand) -> dict[str, Any]:
+    """An undo is not for what another operator has chosen since."""
+    return {
+        "status": str(command.status),
+        "due_at": command.due_at.isoformat(),
+        "priority": command.priority,
+    }
 
 
 def _changes(order: Order) -> dict[str, Any]:
@@ -230,8 +244,7 @@ def _state(found: Sequence[FoundCommand], named: Sequence[Named]) -> dict[str, A
 def _check_state(bus: CommandBus, order: Order, named: Sequence[Named]) -> None:
     if len(named) == 1:
         for command in bus.find(named):
-            state = {"status": str(command.status)}
-            order.check_state(f"command {command.command_id}", state)
+            order.check_state(f"command {command.command_id}", _terms(command))
 
 
 ACTIONS = [
