@@ -7,6 +7,7 @@ import { timeElement } from "./format.js";
 import { watch } from "./live.js";
 import { button, empty, indented, panel, payloadBlock, preformatted, restrictedNote, words } from "./parts.js";
 import { table } from "./table.js";
+import { toast } from "./toasts.js";
 
 /** A column of a table. */
 export const col = (key, label, render, more) => ({ key, label, render, ...more });
@@ -50,35 +51,55 @@ export function filters(fields, params, navigate) {
       : h("input", { name, value: params[name] ?? "", type: "search", autocomplete: "off" }))));
 }
 
-/** A list in pages: the first is live, and a button reads the others. `path(params)` names a page. */
-export async function paged(root, { params, signal }, { path, rows, keyOf, ...options }) {
-  const shown = table({ keyOf, ...options });
-  const more = button("More", read);
-  let head = [];
-  let tail = [];
-  let next = null;
-  root.append(h("div", { class: "card flush" }, shown.element), h("div", { class: "toolbar" }, more));
-  const put = (first, others, after) => {
+/**
+ * Rows of a first page, which is live, and of those that a button reads behind it by `read(after)`.
+ * `at` is the field by which they are sorted, the latest first; show(rows) gets all of them.
+ */
+export function pages({ keyOf, at = "created_at", read, show }, label = "More") {
+  const more = button(label, readOn, { small: true });
+  let [head, tail, next] = [[], [], null];
+
+  function put(first, others, after) {
     const keys = new Set(first.map(keyOf));
     [head, tail, next] = [first, others.filter((row) => !keys.has(keyOf(row)) && keys.add(keyOf(row))), after];
     more.hidden = !next;
-    shown.update([...head, ...tail]);
-  };
-  async function read() {
+    show([...head, ...tail]);
+  }
+
+  async function readOn() {
     more.disabled = true;
     try {
-      const value = await get(path({ ...params, after: next }), {}, { signal });
-      put(head, [...tail, ...rows(value)], value.next);
+      const [rows, after] = await read(next);
+      put(head, [...tail, ...rows], after);
+    } catch (error) {
+      if (error.name !== "AbortError") toast(error.message, { tone: "bad" });
     } finally {
       more.disabled = false;
     }
   }
-  return live(root, path(params), signal, (value) => {
-    const found = rows(value);
-    // Rows that newer ones have pushed off the first page stay, if there are others behind them.
-    if (tail.length) put(found, [...head.filter((row) => row.created_at <= found.at(-1)?.created_at), ...tail], next);
-    else put(found, [], value.next);
-  });
+
+  return {
+    more,
+    /** The first page as it is now. Rows that newer ones have pushed off it stay, if there are others behind them. */
+    update(rows, after) {
+      if (tail.length) put(rows, [...head.filter((row) => row[at] <= rows.at(-1)?.[at]), ...tail], next);
+      else put(rows, [], after);
+    },
+    /** Drops these rows from the pages that are not live, or all of them. */
+    forget: (keys) => put(head, tail.filter((row) => keys && !keys.has(keyOf(row))), next),
+  };
+}
+
+/** A list in pages. `path(params)` names one of them, and rows(value) are what it holds. */
+export function paged(root, { params, signal }, { path, rows, keyOf, ...options }) {
+  const shown = table({ keyOf, ...options });
+  const read = async (after) => {
+    const value = await get(path({ ...params, after }), {}, { signal });
+    return [rows(value), value.next];
+  };
+  const list = pages({ keyOf, read, show: shown.update });
+  root.append(h("div", { class: "card flush" }, shown.element), h("div", { class: "toolbar" }, list.more));
+  return live(root, path(params), signal, (value) => list.update(rows(value), value.next));
 }
 
 /** A button that asks for an action on a target; absent where this page cannot act. */

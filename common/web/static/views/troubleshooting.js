@@ -5,7 +5,7 @@ import { get } from "../core/api.js";
 import { confirmAction } from "../core/confirm.js";
 import { h, replace, setText } from "../core/dom.js";
 import { count, plural, timeElement } from "../core/format.js";
-import { live } from "../core/view.js";
+import { live, pages } from "../core/view.js";
 import { button, commandHref, commandKey, commandLink, commandsTarget, empty, name, panel, searchField, tag } from "../core/parts.js";
 import { apiPath, link } from "../core/router.js";
 import { table } from "../core/table.js";
@@ -58,15 +58,20 @@ export async function show(root, { params, session, signal, keys, navigate }) {
   });
   const selected = h("div", { class: "toolbar" });
   const filter = searchField("q", params.q, "Filter the errors", (q) => navigate({ q }, { replace: true }));
-  const older = button("Older ones", loadOlder, { small: true });
+  const list = pages({
+    keyOf: commandKey,
+    at: "failed_at",
+    async read(after) {
+      const page = await get(apiPath("troubleshooting", { ...chosen, after }), {}, { signal });
+      return [page.commands, page.next];
+    },
+    show: commands.update,
+  }, "Older ones");
   const heading = isChosen ? `Commands with ${chosen.error_code ?? "any error"} of ${[chosen.domain, chosen.type].filter(Boolean).join("/") || "all domains"}` : "All commands, the latest first";
-  const list = panel(heading,
-    isChosen && h("div", { class: "toolbar" }, h("a", { href: "#/troubleshooting" }, "All errors"), session.acts && ACTIONS.map(([action, label, tone]) => button(`${label} all of these`, () => confirmAction(action, { target: isGroup ? { group: chosen } : { match: chosen } }, { onDone: () => forget(null) }), { tone: tone === "danger" ? tone : null }))),
-    selected, commands.element, h("div", { class: "toolbar" }, older));
+  const card = panel(heading,
+    isChosen && h("div", { class: "toolbar" }, h("a", { href: "#/troubleshooting" }, "All errors"), session.acts && ACTIONS.map(([action, label, tone]) => button(`${label} all of these`, () => confirmAction(action, { target: isGroup ? { group: chosen } : { match: chosen } }, { onDone: () => forget() }), { tone: tone === "danger" ? tone : null }))),
+    selected, commands.element, h("div", { class: "toolbar" }, list.more));
   let all = [];
-  let first = [];
-  let further = [];
-  let next = null;
 
   function drawSelected(rows) {
     if (!session.acts) return;
@@ -78,9 +83,8 @@ export async function show(root, { params, session, signal, keys, navigate }) {
 
   /** What was decided about is gone from the pages that are not live. */
   function forget(keys) {
-    further = further.filter((row) => keys && !keys.has(commandKey(row)));
+    list.forget(keys);
     commands.clear();
-    draw();
   }
 
   function retry() {
@@ -91,51 +95,23 @@ export async function show(root, { params, session, signal, keys, navigate }) {
     return true;
   }
 
-  async function loadOlder() {
-    older.disabled = true;
-    try {
-      const page = await get(apiPath("troubleshooting", { ...chosen, after: next }), {}, { signal });
-      further = [...further, ...page.commands];
-      next = page.next;
-      draw();
-    } finally {
-      older.disabled = false;
-    }
-  }
-
   function drawGroups() {
     const wanted = filter.value.trim().toLowerCase();
     replace(none, all.length ? empty("No error matches the filter") : empty("Nothing waits for an operator", "Commands come here when they have failed for good: their attempts are used up, or the error says that another one is useless. Each has an operator's decision in its audit trail."));
     groups.update(wanted ? all.filter((row) => `${row.error_code} ${row.domain}/${row.type} ${row.message}`.toLowerCase().includes(wanted)) : all);
   }
 
-  function draw() {
-    const seen = new Set(first.map(commandKey));
-    commands.update([...first, ...further.filter((row) => !seen.has(commandKey(row)))]);
-    older.hidden = next === null;
-  }
-
   function update(value) {
     setText(total, `${value.complete ? "" : "More than "}${plural(value.total, "command")} ${value.total === 1 ? "waits" : "wait"} for an operator.`);
-    list.hidden = value.restricted || value.total === 0;
+    card.hidden = value.restricted || value.total === 0;
     all = value.groups;
     drawGroups();
-    // What was loaded below the first page stays, and what moves from that page comes below it.
-    if (further.length) {
-      const now = new Set(value.commands.map(commandKey));
-      const known = new Set(further.map(commandKey));
-      const oldest = value.commands.at(-1)?.failed_at ?? "";
-      further = [...first.filter((row) => !now.has(commandKey(row)) && !known.has(commandKey(row)) && row.failed_at <= oldest), ...further];
-    } else {
-      next = value.next;
-    }
-    first = value.commands;
-    draw();
+    list.update(value.commands, value.next);
   }
 
   keys([{ key: "r", label: "Retry the selected commands, or this one", run: retry }]);
   drawSelected([]);
-  root.append(total, panel("Errors", h("div", { class: "filters" }, filter), groups.element), list);
+  root.append(total, panel("Errors", h("div", { class: "filters" }, filter), groups.element), card);
   const { close } = await live(root, path, signal, update);
   return {
     close,
