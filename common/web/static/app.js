@@ -170,7 +170,7 @@ const ADVICE = {
   403: "This page may not show it: its role or its database role does not allow it.",
   404: "It does not exist, or it has been removed since.",
 };
-const HEADINGS = { 400: "Not understood", 403: "Not allowed", 404: "Not found" };
+const HEADINGS = { 400: "Not understood", 401: "Not signed in", 403: "Not allowed", 404: "Not found" };
 
 /** Says in place of the view what is wrong, and tries again by itself where that may help. */
 function fail(error, title = "Not shown") {
