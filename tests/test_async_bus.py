@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from cmdbus import (
     DuplicateCommandError,
     SendRequest,
 )
-from cmdbus.asynchronous.threads import CancelableCall
+from cmdbus.asynchronous.threads import CancelableCall, using
 from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.producer.connections import MAX_CONNECTIONS
@@ -150,6 +151,31 @@ def test_a_canceled_call_without_a_connection_does_not_wait_for_one(dsn: str) ->
                 assert len(await async_bus.query("payments")) == 1
 
     asyncio.run(main())
+
+
+def test_a_cancelation_between_two_statements_ends_the_next_one(dsn: str) -> None:
+    used, asked = threading.Event(), threading.Event()
+
+    class Asked(psycopg.Connection[Any]):
+        def cancel_safe(self, *, timeout: float = 30.0) -> None:
+            super().cancel_safe(timeout=timeout)
+            asked.set()
+
+    with Asked.connect(dsn) as session:
+
+        def work() -> None:
+            with using(session):
+                used.set()
+                assert asked.wait(10)
+                session.execute("SELECT pg_sleep(30)")
+
+        call = CancelableCall(work)
+        with ThreadPoolExecutor() as threads:
+            running = threads.submit(call.run)
+            assert used.wait(10)
+            assert call.cancel()
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                running.result(10)
 
 
 def test_a_canceled_call_that_still_connects_uses_no_session(dsn: str) -> None:

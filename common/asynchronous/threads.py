@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 #: Seconds within which the server has to take the request to cancel a statement.
 _CANCEL_SECONDS = 5.0
+#: Seconds until it is asked again: a request that comes between two statements ends neither.
+_AGAIN_SECONDS = 0.2
 #: The CancelableCall of each thread.
 _current = threading.local()
 
@@ -27,7 +29,8 @@ class CancelableCall:
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work = work
-        self._lock = threading.Lock()
+        #: Notified when the session is released.
+        self._lock = threading.Condition()
         self._session: Connection | None = None
         self._canceled = False
 
@@ -49,16 +52,18 @@ class CancelableCall:
         finally:
             with self._lock:
                 self._session = None
+                self._lock.notify_all()
 
     def cancel(self) -> bool:
-        """Whether it uses a session. From now on it takes none."""
+        """Whether it used a session, which it has released then. From now on it takes none."""
         with self._lock:
             self._canceled = True
-            if self._session is None:
-                return False
-            with suppress(psycopg.Error):
-                self._session.cancel_safe(timeout=_CANCEL_SECONDS)
-            return True
+            used = self._session is not None
+            while self._session is not None:
+                with suppress(psycopg.Error):
+                    self._session.cancel_safe(timeout=_CANCEL_SECONDS)
+                self._lock.wait(_AGAIN_SECONDS)
+            return used
 
 
 @contextmanager
