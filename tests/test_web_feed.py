@@ -48,9 +48,9 @@ def test_all_views_together_take_a_small_share_of_a_session(costs: list[float]) 
 
 
 def test_an_expensive_view_leaves_a_cheap_one_fresh() -> None:
-    costs = [0.002, 1.0]
+    costs = [0.002, 0.1]
     assert pause(0.002, costs) < SECONDS
-    assert 20 < pause(1.0, costs) < 22
+    assert 5 < pause(0.1, costs) < 6
 
 
 def test_only_changes_are_sent() -> None:

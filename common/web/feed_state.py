@@ -1,7 +1,7 @@
 """What the live feed reads when, and what it sends to which client. Pure: times are passed in.
 
 A *view* is read for all clients that watch its path together. It is read once a second, or less
-often where reading costs much: all views together take at most a twentieth of the feed's session.
+often where reading costs much: all views together take at most a fiftieth of the feed's session.
 Reading by the square root of the costs keeps the cheap views fresh beside an expensive one.
 """
 
@@ -13,8 +13,8 @@ from math import inf, sqrt
 #: Seconds between two readings of a view that is cheap to read.
 SECONDS = 1.0
 #: The share of its session's time that the feed may take: of two CPUs that a fleet and its server
-#: keep busy, 2.5 %.
-SHARE = 0.05
+#: keep busy, 1 %.
+SHARE = 0.02
 #: Seconds until a failed view is read again.
 FAILED_SECONDS = 5.0
 #: Seconds between two tries while the database is away.
