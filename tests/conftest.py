@@ -30,6 +30,7 @@ from embedded_servers import copy_cluster
 from fleet import Fleet, make_effects, unstarted
 from guarded import Guarded, guarded_server
 from leftovers import assert_soon_empty, children, names_in, open_files
+from pgmq_queues import pgmq_dsn as pgmq_dsn
 from psycopg.sql import SQL, Identifier, Literal
 from queries import keeping
 from shop_days import shop as shop
