@@ -48,7 +48,10 @@ def process(
 
 
 def families(board: Board, depths: dict[tuple[str, str], int] | None = None) -> dict[str, Metric]:
-    page = render(board.snapshot(), board.counters(), Gauges(depths))
+    return families_of(render(board.snapshot(), board.counters(), Gauges(depths)))
+
+
+def families_of(page: str) -> dict[str, Metric]:
     return {family.name: family for family in text_string_to_metric_families(page)}
 
 

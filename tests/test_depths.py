@@ -12,6 +12,7 @@ from eventually import eventually
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
 from queries import rows, scalar
+from roles import role
 from test_floors import ROWS_READ
 
 from cmdbus import CommandBus, SendRequest
@@ -20,6 +21,17 @@ from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
 from cmdbus.worker.probes.database import DepthGauge
+from cmdbus.worker.probes.responses import Gauges
+
+
+def first(asked: DepthGauge) -> Gauges:
+    """The first answer, whatever it says."""
+
+    def known() -> list[Gauges]:
+        found = asked.read()
+        return [] if found.up is None else [found]
+
+    return eventually(known)[0]
 
 
 @contextmanager
@@ -47,6 +59,45 @@ def test_depths_are_counted_by_domain_and_state(
             ("payments", "troubleshooting"): 1,
             ("orders", "scheduled"): 2,
         }
+
+
+def test_the_oldest_waiting_command_of_each_domain_has_an_age(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    bus.send_many([SendRequest("payments", "Debit")] * 2)
+    bus.send("orders", "Place", delay=60)
+    connection.execute(
+        "UPDATE cmdbus.ready SET created_at = created_at - interval '1 hour'"
+        " WHERE id = (SELECT min(id) FROM cmdbus.ready)"
+    )
+    with gauge(lambda: psycopg.connect(dsn, autocommit=True)) as asked:
+        oldest = eventually(lambda: asked.read().oldest)
+    assert oldest is not None and [*oldest] == ["payments"] and 3600 <= oldest["payments"] < 3700
+
+
+def test_nodes_are_counted_by_state(dsn: str, connection: psycopg.Connection) -> None:
+    connection.execute(
+        "INSERT INTO cmdbus.published_node SELECT n, 'shop', 'host' || n,"
+        " now() - interval '1 hour' * (n %% 2), n %% 3 = 0, '{}', '{}', '{}'"
+        " FROM generate_series(1, 6) n",
+        (),
+    )
+    with gauge(lambda: psycopg.connect(dsn, autocommit=True)) as asked:
+        nodes = eventually(lambda: asked.read().nodes)
+    assert nodes == {"running": 2, "stopped": 2, "lost": 2}
+
+
+@pytest.mark.parametrize("kind", ["worker", "operator", "monitor"])
+def test_roles_of_these_kinds_may_count(dsn: str, kind: str) -> None:
+    with role(dsn, kind) as connection, gauge(lambda: connection) as asked:
+        assert None not in first(asked)
+
+
+def test_a_role_that_may_not_count_is_told_from_a_database_that_is_away(dsn: str) -> None:
+    with role(dsn, "producer") as connection, gauge(lambda: connection) as asked:
+        assert first(asked) == Gauges(up=True)
+    with gauge(lambda: psycopg.connect("host=/nowhere")) as asked:
+        assert first(asked) == Gauges(up=False)
 
 
 def test_commands_that_no_living_node_claims_are_counted_with_the_reason(
@@ -91,7 +142,7 @@ def test_a_flood_of_domains_does_not_fill_the_memory_of_who_counts_them(
     )
     depths = ClaimStatements("cmdbus", 30).rows(connection, "read_depths")
     assert len(depths) == 10_000
-    assert ("payments", "ready", 2) in depths
+    assert ("payments", "ready", 2) in [row[:3] for row in depths]
 
 
 def test_the_oldest_snapshot_is_measured(dsn: str) -> None:

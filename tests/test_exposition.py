@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from shown_boards import AWAY, families, process, show, values, worker
+from shown_boards import AWAY, families, families_of, process, show, values, worker
 
 from cmdbus.board.board import Board
 from cmdbus.board.counters import Counter, OutcomeLabel
@@ -37,7 +37,9 @@ def test_every_family_is_on_the_first_page(board: Board) -> None:
         ("cmdbus_wakeups_total", "counter"),
         ("cmdbus_dequeue_latency_seconds", "histogram"),
         ("cmdbus_handler_duration_seconds", "histogram"),
+        ("cmdbus_database_up", "gauge"),
         ("cmdbus_queue_depth", "gauge"),
+        ("cmdbus_queue_oldest_seconds", "gauge"),
         ("cmdbus_unreachable_commands", "gauge"),
         ("cmdbus_batches", "gauge"),
         ("cmdbus_slots", "gauge"),
@@ -52,8 +54,9 @@ def test_every_family_is_on_the_first_page(board: Board) -> None:
         ("cmdbus_managed_processes", "gauge"),
         ("cmdbus_breaker_state", "gauge"),
         ("cmdbus_breaker_denied_total", "counter"),
+        ("cmdbus_nodes", "gauge"),
     ]
-    assert page.count("# HELP ") == 24 and page.endswith("\n")
+    assert page.count("# HELP ") == 27 and page.endswith("\n")
 
 
 def test_series_whose_labels_are_known_are_there_before_their_first_event(board: Board) -> None:
@@ -121,6 +124,22 @@ def test_depths_are_those_of_the_database_and_none_while_it_is_not_known(board: 
         (odd, "troubleshooting"): 2,
     }
     assert not values(families(board, None)["cmdbus_queue_depth"])
+
+
+def test_the_database_and_its_nodes_are_shown_once_they_are_known(board: Board) -> None:
+    before = families(board)
+    for name in ("database_up", "queue_oldest_seconds", "nodes"):
+        assert not before[f"cmdbus_{name}"].samples
+    gauges = Gauges(
+        depths={("payments", "ready"): 1, ("orders", "scheduled"): 1},
+        oldest={"payments": 2.5},
+        nodes={"lost": 3},
+        up=False,
+    )
+    found = families_of(render(board.snapshot(), board.counters(), gauges))
+    assert values(found["cmdbus_database_up"]) == {(): 0}
+    assert values(found["cmdbus_queue_oldest_seconds"]) == {("orders",): 0, ("payments",): 2.5}
+    assert values(found["cmdbus_nodes"]) == {("running",): 0, ("stopped",): 0, ("lost",): 3}
 
 
 def test_a_process_and_its_successor_have_one_series(board: Board) -> None:

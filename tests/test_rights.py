@@ -145,13 +145,14 @@ RIGHTS = {
             *("reschedule", "resolve", "resolve_chunk", "notify", "wake"),
             *("explain", "explain_limits", "is_handled", "is_waiting"),
             *("missing_tags", "unclaimed_priorities", "is_gone", "watch_fleet"),
+            *("count_nodes", "count_unreachable"),
         ],
     },
     "monitor": {
         "EXECUTE": [
             *SEARCHES,
             *("explain", "explain_limits", "is_handled", "missing_tags", "unclaimed_priorities"),
-            *("is_gone", "watch_fleet"),
+            *("count_nodes", "count_unreachable", "is_gone", "watch_fleet"),
         ],
         "SELECT": [
             *("domain", "migration", "rollup"),

@@ -14,10 +14,10 @@ import psycopg
 from cmdbus.clock import time
 from cmdbus.database.adapters import Row
 from cmdbus.database.connect_errors import TOO_MANY_CONNECTIONS, classify
+from cmdbus.database.executor import Executor
 from cmdbus.database.statements import statement
-from cmdbus.errors import CmdbusError
+from cmdbus.errors import CmdbusError, SchemaError
 from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.sessions import abort_io, abort_io_at
 from cmdbus.worker.probes.responses import Gauges
 
@@ -87,27 +87,35 @@ class SessionThread:
 
 
 class DepthGauge(SessionThread):
-    """The depths of queues, the age of the oldest snapshot, the numbers of batches, of processes,
-    and of commands that no living node claims, and the states of breakers."""
+    """The depths of queues with the ages of their oldest commands, the age of the oldest snapshot,
+    the numbers of batches, of processes, of nodes, and of commands that no living node claims, and
+    the states of breakers."""
 
     def __init__(
         self,
         connect: Callable[[], Connection],
-        statements: ClaimStatements,
+        statements: Executor,
         within: float = _COUNT_SECONDS,
+        *,
+        name: str = "steward-depths",
+        timeout: float = _TIMEOUT_SECONDS,
     ) -> None:
-        super().__init__("steward-depths", connect)
-        self._within = within
+        """`within`: seconds after which a count is aborted; `timeout`: those for which a client
+        waits for a new one."""
+        super().__init__(name, connect)
+        self._within, self._timeout = within, timeout
         self._statements = statements
         #: Written by the thread: the latest counts with their time.
         self._counted_at = float("-inf")
         self._latest = Gauges()
+        self._up: bool | None = None
 
     def read(self) -> Gauges:
-        """None of them if they are unknown or too old."""
+        """Without those that are unknown or too old."""
         if self._age() > _FRESH_SECONDS:
-            self.ask(_TIMEOUT_SECONDS)
-        return self._latest if self._age() < _STALE_SECONDS else Gauges()
+            self.ask(self._timeout)
+        latest = self._latest if self._age() < _STALE_SECONDS else Gauges()
+        return latest._replace(up=self._up)
 
     def _age(self) -> float:
         return time.monotonic() - self._counted_at
@@ -117,31 +125,56 @@ class DepthGauge(SessionThread):
             return
         try:
             with self.session(self._within) as connection:
-                rows = self._statements.rows(connection, "read_depths")
-                oldest = float(self._statements.value(connection, "read_oldest_snapshot"))
-                batches = self._counts(connection, "count_batches", itemgetter(0))
-                processes = self._counts(connection, "count_processes", itemgetter(0, 1))
-                unreachable = self._counts(connection, "count_unreachable", itemgetter(0, 1, 2))
-                breakers = self._counts(connection, "count_breakers", itemgetter(0))
-            depths = {(domain, state): count for domain, state, count in rows}
-            counts = batches, processes, unreachable, breakers
-            self._latest = Gauges(depths, oldest, *counts)
-            self._counted_at = time.monotonic()
+                self._latest = self._count(connection)
+            self._counted_at, self._up = time.monotonic(), True
         except (psycopg.Error, CmdbusError, OSError) as error:
-            logger.debug("the depths of queues are not known: %s", error)
+            self._up = answered(error)
+            self.failed(error)
             self.close()
+
+    def failed(self, error: Exception) -> None:
+        """Called by the thread if it could not count."""
+        logger.debug("the depths of queues are not known: %s", error)
+
+    def _count(self, connection: Connection) -> Gauges:
+        rows = self._statements.rows(connection, "read_depths")
+        return Gauges(
+            depths={(domain, state): count for domain, state, count, _ in rows},
+            oldest=_oldest(rows),
+            oldest_snapshot=float(self._statements.value(connection, "read_oldest_snapshot")),
+            batches=self._counts(connection, "count_batches", itemgetter(0)),
+            processes=self._counts(connection, "count_processes", itemgetter(0, 1)),
+            unreachable=self._counts(connection, "count_unreachable", itemgetter(0, 1, 2)),
+            breakers=self._counts(connection, "count_breakers", itemgetter(0)),
+            nodes=self._counts(connection, "count_nodes", itemgetter(0)),
+        )
 
     def _counts(
         self, connection: Connection, name: str, key_of: Callable[[Row], Any]
     ) -> dict[Any, int] | None:
-        """The last value of each row, by the key. None if the server cannot count them in time: the
-        depths are known all the same."""
+        """The last value of each row, by the key. None if the server cannot count them in time, or
+        the role lacks a right since an upgrade: the depths are known all the same."""
         try:
             rows = self._statements.rows(connection, name)
-        except psycopg.errors.QueryCanceled as error:
+        except (psycopg.errors.QueryCanceled, psycopg.errors.InsufficientPrivilege) as error:
             logger.debug("%s: %s", name, error)
             return None
         return {key_of(row): row[-1] for row in rows}
+
+
+def _oldest(rows: list[Row]) -> dict[str, float]:
+    """The greatest age of each domain."""
+    oldest: dict[str, float] = {}
+    for domain, _, _, age in rows:
+        if age is not None:
+            oldest[domain] = max(age, oldest.get(domain, 0.0))
+    return oldest
+
+
+def answered(error: Exception) -> bool:
+    """Whether a server that is up has refused something: a right, a missing table."""
+    refusals = psycopg.ProgrammingError, psycopg.errors.QueryCanceled, SchemaError
+    return isinstance(error, refusals)
 
 
 class Reachability(SessionThread):

@@ -19,6 +19,8 @@ from cmdbus.board.views import BoardView, SeatView
 _NS = 1_000_000_000
 #: Commands by domain and state.
 Depths = Mapping[tuple[str, str], int]
+#: Of nodes in the database: `lost` ones have not published for some minutes.
+NODE_STATES = ("running", "stopped", "lost")
 
 
 class Gauges(NamedTuple):
@@ -35,6 +37,12 @@ class Gauges(NamedTuple):
     unreachable: Mapping[tuple[str, str, str], int] | None = None
     #: The states of circuit breakers, as the page of metrics numbers them.
     breakers: Mapping[str, int] | None = None
+    #: Seconds that the oldest command of each domain has waited that is ready or limited.
+    oldest: Mapping[str, float] | None = None
+    #: By state.
+    nodes: Mapping[str, int] | None = None
+    #: Whether the database has answered the latest question.
+    up: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

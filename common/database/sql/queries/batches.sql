@@ -108,7 +108,7 @@ FROM (
 ORDER BY at, rank;
 
 -- name: count_batches
-SELECT status, count(*) FROM {schema}.batch_state GROUP BY status;
+SELECT status, count(*) FROM {schema}.batch GROUP BY status;
 
 -- name: find_batches
 -- Batches that are over, or have many lines in the tally, or whose cancellation has not ended, as

@@ -129,7 +129,8 @@ GRANT EXECUTE ON FUNCTION
     {schema}.cancel_process, {schema}.retry_process, {schema}.signal_process,
     {schema}.wake, {schema}.notify, {schema}.domain_bit, {schema}.is_handled,
     {schema}.is_waiting, {schema}.explain, {schema}.explain_limits, {schema}.missing_tags,
-    {schema}.unclaimed_priorities, {schema}.is_gone, {schema}.watch_fleet TO {role};
+    {schema}.unclaimed_priorities, {schema}.count_unreachable, {schema}.is_gone,
+    {schema}.count_nodes, {schema}.watch_fleet TO {role};
 -- For searches.
 GRANT EXECUTE ON FUNCTION
     {schema}.walk, {schema}.read_queues, {schema}.read_found, {schema}.list_domains,
@@ -181,7 +182,8 @@ GRANT SELECT (node, name, host, published_at, stopped, state, counters)
     ON {schema}.published_node TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.is_handled, {schema}.explain, {schema}.explain_limits, {schema}.missing_tags,
-    {schema}.unclaimed_priorities, {schema}.is_gone, {schema}.watch_fleet TO {role};
+    {schema}.unclaimed_priorities, {schema}.count_unreachable, {schema}.is_gone,
+    {schema}.count_nodes, {schema}.watch_fleet TO {role};
 -- For searches.
 GRANT EXECUTE ON FUNCTION
     {schema}.walk, {schema}.read_queues, {schema}.read_found, {schema}.list_domains,

@@ -272,19 +272,23 @@ LEFT JOIN {schema}.unclaimed_priorities(%(domains)s, %(unhandled_after)s) u
 ORDER BY c.domain, c.type;
 
 -- name: read_depths
--- Numbers of commands by domain and state, the largest first: at most 10,000, as a role that may
--- send can name any number of domains. Reads all of ready, scheduled, limited and troubleshooting.
-SELECT domain, state, depth
+-- Numbers of commands by domain and state, the largest first, with the seconds for which the oldest
+-- has waited of those that are ready or limited: at most 10,000, as a role that may send can name
+-- any number of domains. Reads all of ready, scheduled, limited and troubleshooting.
+SELECT domain, state, depth, CASE WHEN state IN ('ready', 'limited')
+    THEN greatest(0, extract(epoch FROM clock_timestamp() - since))::double precision END
 FROM (
     SELECT domain::text, CASE WHEN lease_until > clock_timestamp() THEN 'in_progress'
-                              ELSE 'ready' END AS state, count(*) AS depth
+                              ELSE 'ready' END AS state, count(*) AS depth,
+        min(coalesce(due_at, created_at)) AS since
     FROM {schema}.ready GROUP BY 1, 2
     UNION ALL
-    SELECT domain::text, 'scheduled', count(*) FROM {schema}.scheduled GROUP BY 1
+    SELECT domain::text, 'scheduled', count(*), NULL FROM {schema}.scheduled GROUP BY 1
     UNION ALL
-    SELECT domain::text, 'limited', count(*) FROM {schema}.limited GROUP BY 1
+    SELECT domain::text, 'limited', count(*), min(coalesce(due_at, created_at))
+    FROM {schema}.limited GROUP BY 1
     UNION ALL
-    SELECT domain, 'troubleshooting', count(*) FROM {schema}.troubleshooting GROUP BY 1
+    SELECT domain, 'troubleshooting', count(*), NULL FROM {schema}.troubleshooting GROUP BY 1
 ) counts
 ORDER BY depth DESC LIMIT 10000;
 

@@ -29,6 +29,16 @@ CREATE FUNCTION {schema}.is_gone(p_stopped boolean, p_published_at timestamptz) 
 LANGUAGE sql VOLATILE
 RETURN p_stopped OR p_published_at < clock_timestamp() - interval '150 seconds';
 
+-- Nodes of the last day by state. Lost ones are gone, and have not said that they stop.
+CREATE FUNCTION {schema}.count_nodes() RETURNS TABLE (state text, number bigint)
+LANGUAGE sql STABLE SECURITY DEFINER
+AS $$
+    SELECT CASE WHEN n.stopped THEN 'stopped'
+        WHEN {schema}.is_gone(n.stopped, n.published_at) THEN 'lost' ELSE 'running' END, count(*)
+    FROM {schema}.published_node n
+    GROUP BY 1
+$$;
+
 -- What p_node, or a node of its name and host that is gone, has published last, and how many
 -- seconds ago; removes the rows of the latter, in whose place p_node comes. A node whose pid is one
 -- of p_dead is gone at once.
