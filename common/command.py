@@ -1,9 +1,12 @@
 """A command as its handler gets it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic
 from uuid import UUID
+
+from cmdbus.headers import NO_HEADERS
 
 if TYPE_CHECKING:
     # Type checkers bring it themselves; with the default, a plain Command is a Command[Any].
@@ -35,6 +38,8 @@ class Command(Generic[T_co]):
     reply_to: str | None
     created_at: datetime
     payload: T_co = field(default=_SAME, repr=False, compare=False)
+    #: Those of `send(headers=)`; they cannot be changed.
+    headers: Mapping[str, str] = NO_HEADERS
 
     def __post_init__(self) -> None:
         if self.payload is _SAME:
@@ -61,6 +66,7 @@ def received(
     correlation_id: UUID,
     reply_to: str | None,
     created_at: datetime,
+    headers: Mapping[str, str],
 ) -> Command:
     """The same as Command(...), for the hot path."""
     made: Any = _Unsealed()
@@ -73,5 +79,6 @@ def received(
     made.reply_to = reply_to
     made.created_at = created_at
     made.payload = data
+    made.headers = headers
     made.__class__ = Command
     return made  # type: ignore[no-any-return]  # it is one now

@@ -116,7 +116,7 @@ def limit_by_hand(dsn: str, *command_ids: object) -> None:
     columns = (
         "token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,"
         " losses, max_attempts, domain, type, reply_to, data, batch_id, caller, key, unique_key,"
-        " expires_at"
+        " expires_at, headers"
     )
     query = f"""
         WITH gone AS (DELETE FROM cmdbus.ready WHERE command_id = ANY (%s) RETURNING *)
@@ -139,10 +139,10 @@ def move_to_troubleshooting(
             FROM gone)
         INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
-            error_code, error_message, key)
+            error_code, error_message, key, headers)
         SELECT 7, created_at, command_id, correlation_id, priority, %(attempts)s, 2, 3,
             max_attempts, domain, type, reply_to, data, %(code)s, %(message)s,
-            key
+            key, headers
         FROM gone"""
     given = {"code": code, "message": message, "attempts": attempts}
     with psycopg.connect(dsn, autocommit=True) as connection:

@@ -106,7 +106,7 @@ def claim(losses: int = 0) -> Claim:
         losses=losses,
         max_attempts=None,
         other_correlation_id=None,
-        reply_to=None,
+        reply_to_and_headers=None,
         created_at=datetime.now(UTC),
         waited=0.0,
     )

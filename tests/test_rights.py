@@ -17,7 +17,7 @@ from cmdbus.database.statements import statement
 
 SENDERS = [
     *("domain", "priority", "command_id", "type", "data", "correlation_id", "reply_to"),
-    *("max_attempts", "batch_id", "key", "unique_key", "expires_at"),
+    *("max_attempts", "batch_id", "key", "unique_key", "expires_at", "headers"),
 ]
 #: Columns of the view `command` without payloads.
 SEEN = [

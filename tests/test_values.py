@@ -99,7 +99,7 @@ def test_hostile_schema_names_are_refused(name: str) -> None:
 def test_a_request_gets_a_spare_id_the_normal_priority_and_its_own_correlation() -> None:
     assert RULES.check(SendRequest("payments", "Debit"), SPARE) == (
         "payments", "Debit", "null", SPARE, False, 5, None, None, SPARE, None, None, None,
-        None, None, None, None, None,
+        None, None, None, None, None, None,
     )  # fmt: skip
 
 
@@ -122,10 +122,12 @@ def test_what_a_request_brings_is_kept() -> None:
         "replace",
         60,
         at + timedelta(hours=1),
+        {"tenant": "blue"},
     )
     assert RULES.check(request, SPARE) == (
         "payments", "Debit", "[1]", own, True, 0, None, at, correlation, "orders", 7, "tenant",
         at + timedelta(hours=1), None, "report", "replace", "60.000",
+        '{"tenant":"blue"}',
     )  # fmt: skip
 
 

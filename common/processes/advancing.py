@@ -236,6 +236,7 @@ class Process:
             outgoing.run_at,
             outgoing.max_attempts,
             outgoing.key,
+            headers=outgoing.headers,
         )
         if outgoing.expires_at is None:
             return sent

@@ -63,6 +63,8 @@ class Sent(NamedTuple):
     max_attempts: int | None = None
     key: str | None = None
     expires_at: datetime | None = None
+    #: JSON text.
+    headers: str | None = None
 
 
 class Move(NamedTuple):
@@ -141,6 +143,7 @@ class Transition:
             expires_at=_if_any(
                 texts, [each.expires_at and each.expires_at.isoformat() for each in sent]
             ),
+            headers=_if_any(texts, [each.headers for each in sent]),
             deadlines=_if_any(numbers, [move.deadline for move in moves]),
             new_timer_ids=any_ids([move.timer_id for move in moves]),
         )

@@ -51,8 +51,9 @@ def encoded(command: Outgoing | None) -> str | None:
     if command is None:
         return None
     fields = command._asdict()
-    data, changes = fields.pop("data"), fields.pop("changes")
+    #: JSON as it is.
+    own = {name: fields.pop(name) for name in ("data", "changes", "headers")}
     if isinstance(command.expires_at, float):
         fields["expires"] = fields.pop("expires_at")
-    text = f'{json.dumps(fields, default=str)[:-1]}, "data": {data}'
-    return f'{text}, "changes": {changes}}}' if changes else f"{text}}}"
+    more = "".join(f', "{name}": {text}' for name, text in own.items() if text is not None)
+    return f"{json.dumps(fields, default=str)[:-1]}{more}}}"

@@ -138,6 +138,7 @@ class CommandBus(
         on_conflict: str = "reject",
         unique_until: str | float | timedelta = "finished",
         expires: float | timedelta | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
         connection: CallersConnection | None = None,
     ) -> UUID:
         """Sends one command and returns its id; a refused send has written nothing.
@@ -145,14 +146,14 @@ class CommandBus(
         `domain` and `type` choose the handler, and `data` is any JSON value, or has
         a form in JSON, like a dataclass. See SendRequest for
         `command_id`, `priority`, `delay`, `run_at`, `correlation_id`, `reply_to`, `max_attempts`,
-        `key`, `unique`, `on_conflict`, `unique_until` and `expires`.
+        `key`, `unique`, `on_conflict`, `unique_until`, `expires` and `headers`.
 
         Raises DuplicateCommandError for an id that was sent before or a unique key that is held,
         QueueFullError (with `retry_after`) above the domain's max_depth or, with its `key`, above
         its max_waiting_per_key, and ShutdownError for a closed domain.
         """
         options = priority, delay, run_at, correlation_id, reply_to, max_attempts, key
-        more = unique, on_conflict, unique_until, expires
+        more = unique, on_conflict, unique_until, expires, headers
         request = SendRequest(domain, type, data, command_id, *options, *more)
         if self._on_send is not None:
             request = self._seen(request)
@@ -185,9 +186,11 @@ class CommandBus(
         max_attempts: int | None = None,
         key: str | None = None,
         expires: float | timedelta | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Sends one command, waits for its end and returns the handler's result. See `send` for
-        `domain`, `type`, `data`, `priority`, `correlation_id`, `max_attempts`, `key`, `expires`.
+        `domain`, `type`, `data`, `priority`, `correlation_id`, `max_attempts`, `key`, `expires` and
+        `headers`.
 
         Raises what `send` raises; CommandFailedError (with code, message, details, command_id and
         status) if the command is FAILED or CANCELED or comes to the troubleshooting queue; and
@@ -195,7 +198,7 @@ class CommandBus(
         `timeout` seconds: then it is not canceled.
         """
         options = priority, None, None, correlation_id, None, max_attempts, key
-        request = SendRequest(domain, type, data, None, *options, expires=expires)
+        request = SendRequest(domain, type, data, None, *options, expires=expires, headers=headers)
         return self._calls.complete(self._begun(request, timeout))
 
     def _begun(self, request: SendRequest, timeout: float) -> Call:

@@ -1,6 +1,6 @@
 """How processes are started: alone, or as a part of a batch."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -8,6 +8,7 @@ from uuid import UUID
 from cmdbus.checks import check_id, check_iterable, check_name, check_whole
 from cmdbus.database.pool import Connection
 from cmdbus.errors import InvalidOperationError
+from cmdbus.headers import encode_headers
 from cmdbus.payloads.forms import form_of
 from cmdbus.producer.batch_requests import check_joined
 from cmdbus.producer.ids import new_call, new_id
@@ -25,6 +26,8 @@ class ProcessRequest:
     process_id: UUID | str | None = None
     #: Of the manager for which the state is written.
     version: int = 1
+    #: Those of its first command.
+    headers: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class ProcessStart:
             "start_id": new_id(),
             "call": new_call(),
         }
+        if headers := encode_headers(request.headers):
+            values["headers"] = headers
         return cls(process_id, domain, values)
 
 

@@ -1,5 +1,6 @@
 """The processes' half of `CommandBus`: start them, read them, steer them."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -35,6 +36,7 @@ class Processes:
         process_id: UUID | str | None = None,
         batch_id: UUID | str | None = None,
         version: int = 1,
+        headers: Mapping[str, str] | None = None,
         connection: CallersConnection | None = None,
     ) -> UUID:
         """Starts a process of `type` in `domain` and returns its id; a worker that has its
@@ -46,12 +48,12 @@ class Processes:
 
         `process_id` is an id of the caller's, taken once while the process is kept. With `batch_id`
         the process becomes a part of this batch, where it counts as completed if it ends COMPLETED,
-        as canceled if CANCELED, and else as failed.
+        as canceled if CANCELED, and else as failed. `headers` are those of its first command.
 
         Raises InvalidOperationError for an id that was taken before, or a batch that is over;
         BatchNotFoundError for an unknown batch; QueueFullError and ShutdownError as `send` does.
         """
-        request = ProcessRequest(domain, type, state, process_id, version)
+        request = ProcessRequest(domain, type, state, process_id, version, headers)
         process = ProcessStart.of(request, self._rules)
         batch = None if batch_id is None else check_id("batch_id", batch_id)
         admission = self._connections.use(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from cmdbus.data import decode
+from cmdbus.headers import decode_headers
 from cmdbus.printable import hanging, one_line
 from cmdbus.reply import Reply
 
@@ -93,6 +94,8 @@ class CommandRecord:
     expires_at: datetime | None
     #: The latest of its handler; None if there is none, or once it is terminal.
     checkpoint: Any
+    #: Empty if there are none.
+    headers: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +152,8 @@ class ReceivedReply(Reply):
     reply_id: UUID
     #: When it was sent.
     created_at: datetime
+    #: Empty if there are none.
+    headers: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +243,8 @@ def filled(kind: type[T], row: Sequence[Any]) -> T:
     for name, value in values.items():
         if isinstance(value, datetime):
             values[name] = value.astimezone(UTC)
+        elif name == "headers":
+            values[name] = decode_headers(value)
         elif name in _JSON and value is not None:
             values[name] = decode(value)
         elif name == "status":

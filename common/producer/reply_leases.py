@@ -26,6 +26,7 @@ from cmdbus.database.executor import Executor
 from cmdbus.database.pool import Connection
 from cmdbus.database.session_names import node_number, session_name
 from cmdbus.errors import DatabaseUnavailableError, InvalidOperationError
+from cmdbus.headers import decode_headers
 from cmdbus.printable import joined
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.records import ReceivedReply
@@ -52,6 +53,8 @@ class _Claim(NamedTuple):
     correlation_id: UUID
     created_at: datetime
     batch_id: UUID | None
+    #: Of a reply, which is not replied to: headers alone.
+    reply_to_and_headers: str | None
 
     @property
     def key(self) -> dict[str, Any]:
@@ -270,4 +273,5 @@ def _received(claim: _Claim) -> ReceivedReply | None:
         correlation_id=claim.correlation_id,
         reply_id=claim.command_id,
         created_at=claim.created_at.astimezone(UTC),
+        headers=decode_headers((claim.reply_to_and_headers or "").partition(" ")[2] or None),
     )

@@ -17,6 +17,7 @@ from cmdbus.checks import (
     shown,
 )
 from cmdbus.data import CEILING_BYTES, check_encoder, encode
+from cmdbus.headers import encode_headers
 from cmdbus.payloads.forms import Encoder
 from cmdbus.priorities import PRIORITIES, check_priority
 from cmdbus.retry import MAX_ATTEMPTS
@@ -26,7 +27,12 @@ MAX_DELAY = timedelta(days=36525)
 EXPIRES_EARLY = "expires must be later than delay or run_at: the command would never start"
 #: Columns that most commands leave empty, by the field of a request. One is an argument of a send,
 #: and a column of a bulk, only where it has a value.
-SELDOM = {"key": "key", "unique": "unique_key", "expires": "expires_at"}
+SELDOM = {
+    "key": "key",
+    "unique": "unique_key",
+    "expires": "expires_at",
+    "headers": "headers",
+}
 
 
 @dataclass(slots=True)
@@ -39,7 +45,8 @@ class SendRequest:
     everywhere; by default it is its id. The command of type Reply goes to the domain `reply_to`.
     `max_attempts` wins over the handler's. `key` is a text of 1 to 200 characters, for example a
     customer's name, by which limits count. What has not started by `expires` (seconds, a timedelta
-    or an aware datetime) is CANCELED with the code EXPIRED.
+    or an aware datetime) is CANCELED with the code EXPIRED. `headers` are up to 32 texts by name,
+    kept beside the data: a trace's id, a tenant.
 
     `unique`, another text of 1 to 200 characters, is a key that one command of the domain has at a
     time: until it is "finished" or "started" (claimed by a worker), or for some seconds from the
@@ -66,6 +73,7 @@ class SendRequest:
     unique_until: str | float | timedelta = "finished"
     #: Seconds, a timedelta or an aware datetime.
     expires: float | timedelta | datetime | None = None
+    headers: Mapping[str, str] | None = None
     #: What the hook of the bus has changed, as JSON text.
     changes: str | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -95,6 +103,8 @@ class Outgoing(NamedTuple):
     unique_key: str | None = None
     on_conflict: str | None = None
     unique_until: str | None = None
+    #: JSON text.
+    headers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +156,7 @@ class SendRules:
             check_key("key", request.key),
             check_expires(request.expires, request.delay, request.run_at),
             request.changes,
+            headers=None if request.headers is None else encode_headers(request.headers),
         )
         if (
             request.unique is None

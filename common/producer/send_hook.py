@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
@@ -31,6 +31,8 @@ class SendHook:
         data, own = self._encoded(request.data), copy.copy(request)
         if data is not None:
             own.data = copy.deepcopy(request.data)
+        if isinstance(request.headers, Mapping):
+            own.headers = dict(request.headers)
         try:
             changed = self._hook(own)
         except SendRefusedError as error:
@@ -44,6 +46,8 @@ class SendHook:
             for name in _FIELDS
             if (before := getattr(request, name)) != (after := getattr(changed, name))
         }
+        if request.headers != changed.headers:
+            changes["headers"] = _headers_changed(request.headers, changed.headers)
         if data != self._encoded(changed.data):
             # It may be long, and what the command has is there to read.
             changes["data"] = "changed"
@@ -57,7 +61,19 @@ class SendHook:
             return None  # It is refused as it is.
 
 
-_FIELDS = [field.name for field in fields(SendRequest) if field.name not in ("data", "changes")]
+#: Those whose values are on record as they are.
+_FIELDS = [
+    field.name for field in fields(SendRequest) if field.name not in ("data", "changes", "headers")
+]
+
+
+def _headers_changed(*both: Any) -> dict[str, object]:
+    """Before and after, without what stays. What is no mapping is refused where it is checked."""
+    before, after = (dict(each) if isinstance(each, Mapping) else {} for each in both)
+    return {
+        "before": {shown(n): shown(v) for n, v in before.items() if after.get(n) != v},
+        "after": {shown(n): shown(v) for n, v in after.items() if before.get(n) != v},
+    }
 
 
 def _json(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Senders of one type of command, whose arguments are the fields of its payload."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
@@ -34,6 +34,7 @@ class SendOptions(TypedDict, total=False):
     on_conflict: str
     unique_until: str | float | timedelta
     expires: float | timedelta | datetime | None
+    headers: Mapping[str, str] | None
     connection: CallersConnection | None
 
 

@@ -31,7 +31,12 @@ _SENT_COLUMNS = (
     *("domain", "priority", "command_id", "type", "data", "correlation_id", "reply_to"),
     "max_attempts",
 )
-_ARRAYS = {"batch_id": "uuid[]", "expires_at": "timestamptz[]", "due_at": "timestamptz[]"}
+_ARRAYS = {
+    "batch_id": "uuid[]",
+    "expires_at": "timestamptz[]",
+    "due_at": "timestamptz[]",
+    "headers": "json[]",
+}
 
 
 class AdmissionResult(NamedTuple):

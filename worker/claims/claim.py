@@ -11,6 +11,7 @@ import psycopg
 
 from cmdbus.board.views import ClaimView
 from cmdbus.command_log import fields_of
+from cmdbus.headers import NO_HEADERS, Headers, decode_headers
 from cmdbus.retry import SUSPECT_LOSSES
 from cmdbus.selection import ALL_PRIORITIES
 from cmdbus.settings import CLAIM_BYTES
@@ -54,7 +55,8 @@ class Claim(NamedTuple):
     max_attempts: int | None
     #: None if it is the command's own id.
     other_correlation_id: UUID | None
-    reply_to: str | None
+    #: Both in one column; see the schema's function. None for nearly all.
+    reply_to_and_headers: str | None
     created_at: datetime
     #: Seconds between being due and being claimed.
     waited: float
@@ -67,6 +69,17 @@ class Claim(NamedTuple):
     @property
     def correlation_id(self) -> UUID:
         return self.other_correlation_id or self.command_id
+
+    @property
+    def reply_to(self) -> str | None:
+        both = self.reply_to_and_headers
+        return None if both is None else both.partition(" ")[0] or None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        both = self.reply_to_and_headers
+        text = None if both is None else both.partition(" ")[2]
+        return Headers(decode_headers(text)) if text else NO_HEADERS
 
     @property
     def log_fields(self) -> dict[str, object]:
@@ -102,6 +115,8 @@ class Finished(NamedTuple):
     at: float
     #: Of the execution; 0 if there was none.
     seconds: float = 0.0
+    #: Those of its reply as JSON text, "{}" for none; None: what the schema passes on.
+    reply_headers: str | None = None
 
 
 def plain_and_others(done: Sequence[Finished]) -> tuple[list[Finished], list[Finished]]:
@@ -109,8 +124,11 @@ def plain_and_others(done: Sequence[Finished]) -> tuple[list[Finished], list[Fin
     plain, others = list[Finished](), list[Finished]()
     for each in done:
         claim = each.claim
+        both = claim.reply_to_and_headers
         is_plain = (
-            each.outcome.kind is _COMPLETED and claim.reply_to is None and claim.caller is None
+            each.outcome.kind is _COMPLETED
+            and (both is None or both[0] == " ")  # Headers alone.
+            and claim.caller is None
         )
         (plain if is_plain else others).append(each)
     return plain, others

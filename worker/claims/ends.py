@@ -34,7 +34,7 @@ def label_of(outcome: Outcome) -> OutcomeLabel:
 
 
 def log_end(finished: Finished) -> None:
-    claim, outcome, max_attempts, _, seconds = finished
+    claim, outcome, max_attempts, _, seconds, *_ = finished
     label, problem = label_of(outcome), _problem(outcome)
     if outcome.code is None and label is not OutcomeLabel.COMPLETED and outcome.delay is None:
         return  # Another thread has settled it, and logs it.

@@ -109,6 +109,7 @@ def outcome_values(done: Sequence[Finished], claimer: int) -> dict[str, object]:
         "codes": texts(outcome.code for outcome in outcomes),
         "messages": texts(outcome.message for outcome in outcomes),
         "details": texts(outcome.details for outcome in outcomes),
+        "reply_headers": _any_texts([finished.reply_headers for finished in done]),
         "batch_ids": any_ids([claim.batch_id for claim in claims]),
     }
 
@@ -125,6 +126,11 @@ def _fences(claims: Sequence[Claim], claimer: int) -> dict[str, object]:
         "command_ids": packed_ids([claim.command_id for claim in claims]),
         "claimer": claimer,
     }
+
+
+def _any_texts(values: Sequence[str | None]) -> str | None:
+    """None if all are None."""
+    return texts(values) if any(values) else None
 
 
 def _domains_and_types(names: Sequence[str]) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from cmdbus.command import Command, received
 from cmdbus.errors import TransientCommandError
+from cmdbus.headers import NO_HEADERS
 from cmdbus.payloads.forms import Encoder
 from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.outcomes import Outcome, completed
@@ -15,6 +16,9 @@ from cmdbus.worker.claims.outcomes import Outcome, completed
 
 def command_of(claim: Claim, data: Any) -> Command:
     """The command as its handler gets it, with its decoded data."""
+    reply_to, headers = claim.reply_to_and_headers, NO_HEADERS
+    if reply_to is not None:
+        reply_to, headers = claim.reply_to, claim.headers
     return received(
         claim.domain,
         claim.type,
@@ -22,8 +26,9 @@ def command_of(claim: Claim, data: Any) -> Command:
         data,
         claim.priority,
         claim.other_correlation_id or claim.command_id,
-        claim.reply_to,
+        reply_to,
         claim.created_at.astimezone(UTC),
+        headers,
     )
 
 

@@ -185,7 +185,7 @@ class Execution:
 
     def _finished(self, outcome: Outcome) -> Finished:
         now = time.monotonic()
-        return _new(Finished, (self.claim, outcome, self.max_attempts, now, now - self.began))
+        return _new(Finished, (self.claim, outcome, self.max_attempts, now, now - self.began, None))
 
     def _reported(self, error: BaseException) -> Outcome | None:
         """While it is being handled, and what the handler has written is rolled back."""

@@ -1,7 +1,7 @@
 """What a handler gets, for tests that call it as a function: a command whose data has passed
 through JSON, and a context that remembers what the handler has asked for."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,6 +13,7 @@ from cmdbus.command import Command
 from cmdbus.context import Batch, Context
 from cmdbus.data import check_encoder, decode, encode
 from cmdbus.errors import InvalidOperationError
+from cmdbus.headers import NO_HEADERS, Headers, check_headers
 from cmdbus.integrations.callers_connection import CallersConnection, session_of
 from cmdbus.payloads.forms import Encoder
 from cmdbus.payloads.models import model_of
@@ -38,6 +39,7 @@ def make_command(
     priority: str | int = "normal",
     correlation_id: UUID | None = None,
     reply_to: str | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Command[Any]:
     """A command as a worker gives it to the handler: its data has passed through JSON. Its payload
     is read as the class of a dataclass or a pydantic model that is given as `data`, else as
@@ -54,6 +56,7 @@ def make_command(
         correlation_id=correlation_id or command_id,
         reply_to=reply_to,
         created_at=datetime.now(UTC),
+        headers=Headers(check_headers(headers)) if headers else NO_HEADERS,
         payload=decoded if kind is None else payload_reader(kind)(decoded),
     )
 

@@ -62,7 +62,7 @@ SELECT c.domain, c.command_id, c.type, c.status, c.priority, c.attempts, c.max_a
     c.started_at, c.finished_at, c.worker, c.key, c.unique_key,
     CASE WHEN c.expires_at IS NOT NULL
         THEN least(greatest(c.expires_at, '0002-01-01'), '9998-12-31') END AS expires_at,
-    c.checkpoint::text
+    c.checkpoint::text, c.headers::text
 FROM keys k, LATERAL (
     SELECT * FROM {schema}.command
     WHERE domain = k.domain AND command_id = k.command_id

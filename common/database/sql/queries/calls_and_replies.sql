@@ -23,7 +23,7 @@ SELECT {schema}.arm(
 -- Claims the first reply of a domain. No row at all: nodes handle the replies there, and the reader
 -- does not share them. Else the last row has no token.
 SELECT c.domain, c.priority, c.id, c.token, c.command_id, c.data, c.attempts, c.losses,
-    c.max_attempts, c.correlation_id, c.created_at, c.batch_id
+    c.max_attempts, c.correlation_id, c.created_at, c.batch_id, c.reply_to_and_headers
 FROM {schema}.claim(
     array_fill(%(domain)s::text, ARRAY[11]),
     ARRAY[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]::smallint[], array_fill(0::bigint, ARRAY[11]), false,

@@ -14,8 +14,8 @@ ON CONFLICT DO NOTHING;
 -- rows have in common is NULL, as reading an array or a UUID takes 0.2 us.
 SELECT CASE WHEN cardinality(s.lost) > 0 THEN s.lost END, c.domain, c.priority, c.id, c.token,
     c.command_id, c.type, c.data, c.attempts, c.losses, c.max_attempts,
-    nullif(c.correlation_id, c.command_id), c.reply_to, c.created_at, c.waited, c.batch_id,
-    c.caller, c.ctid
+    nullif(c.correlation_id, c.command_id), c.reply_to_and_headers, c.created_at, c.waited,
+    c.batch_id, c.caller, c.ctid
 FROM {schema}.complete(
         %(ctids)s::tid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(command_ids)s::uuid[],
         %(claimer)s, %(max_attempts)s::smallint[], %(results)s::json[],
@@ -37,8 +37,8 @@ FROM {schema}.complete(
 -- The same for a worker some of whose types have limits.
 SELECT CASE WHEN cardinality(s.lost) > 0 THEN s.lost END, c.domain, c.priority, c.id, c.token,
     c.command_id, c.type, c.data, c.attempts, c.losses, c.max_attempts,
-    nullif(c.correlation_id, c.command_id), c.reply_to, c.created_at, c.waited, c.batch_id,
-    c.caller, c.ctid
+    nullif(c.correlation_id, c.command_id), c.reply_to_and_headers, c.created_at, c.waited,
+    c.batch_id, c.caller, c.ctid
 FROM {schema}.complete(
         %(ctids)s::tid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(command_ids)s::uuid[],
         %(claimer)s, %(max_attempts)s::smallint[], %(results)s::json[],
@@ -58,8 +58,8 @@ FROM {schema}.complete(
 -- The same for a worker of which a share of the claims takes the oldest commands.
 SELECT CASE WHEN cardinality(s.lost) > 0 THEN s.lost END, c.domain, c.priority, c.id, c.token,
     c.command_id, c.type, c.data, c.attempts, c.losses, c.max_attempts,
-    nullif(c.correlation_id, c.command_id), c.reply_to, c.created_at, c.waited, c.batch_id,
-    c.caller, c.ctid
+    nullif(c.correlation_id, c.command_id), c.reply_to_and_headers, c.created_at, c.waited,
+    c.batch_id, c.caller, c.ctid
 FROM {schema}.complete(
         %(ctids)s::tid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(command_ids)s::uuid[],
         %(claimer)s, %(max_attempts)s::smallint[], %(results)s::json[],
@@ -101,7 +101,8 @@ SELECT CASE
         %(kinds)s::text[], %(attempts)s::smallint[], %(losses)s::smallint[],
         %(max_attempts)s::smallint[], %(results)s::json[],
         %(delays)s::double precision[], %(codes)s::text[], %(messages)s::text[],
-        %(details)s::json[], %(batch_ids)s::uuid[])
+        %(details)s::json[], %(batch_ids)s::uuid[],
+        %(reply_headers)s::json[])
     END,
     CASE WHEN %(marker)s::text IS NOT NULL THEN (
         SELECT array_agg(quote_ident(name)) FROM pg_prepared_statements WHERE from_sql) END;
@@ -142,7 +143,8 @@ LIMIT %(count)s;
 -- the payloads, which may be large. Without commands it reads all of ready, once for a dead process
 -- or a lost reply: with an index for it claims would no longer be HOT updates.
 SELECT domain, priority, id, token, command_id, type, '', attempts, losses, max_attempts,
-    correlation_id, reply_to, {schema}.finite(created_at),
+    correlation_id, {schema}.reply_to_and_headers(reply_to, headers),
+    {schema}.finite(created_at),
     extract(epoch FROM claimed_at
         - {schema}.finite(coalesce(due_at, created_at)))::double precision, batch_id, caller, ctid
 FROM {schema}.ready

@@ -100,9 +100,10 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT ON SEQUENCE {schema}.armed, {schema}.alarm, {schema}.limits TO {role};
 -- For bulk sends, which COPY; without the columns of claims and attempts.
 GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts,
-              batch_id, key, unique_key, expires_at) ON {schema}.ready TO {role};
+              batch_id, key, unique_key, expires_at, headers) ON {schema}.ready TO {role};
 GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts,
-              batch_id, key, unique_key, expires_at, due_at) ON {schema}.scheduled TO {role};
+              batch_id, key, unique_key, expires_at, headers, due_at)
+    ON {schema}.scheduled TO {role};
 
 -- name: grant_operator
 -- May read everything, cancel, reschedule, resolve and steer domains and processes; may not send,

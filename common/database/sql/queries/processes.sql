@@ -14,7 +14,7 @@ SELECT {schema}.advance_processes(
     %(command_ids)s::uuid[], %(own)s::boolean[], %(priorities)s::smallint[],
     %(delays)s::double precision[], %(run_at)s::timestamptz[], %(max_attempts)s::integer[],
     %(deadlines)s::double precision[], %(new_timer_ids)s::uuid[], %(keys)s::text[],
-    %(expires_at)s::timestamptz[]);
+    %(expires_at)s::timestamptz[], %(headers)s::json[]);
 
 -- name: read_undoable
 -- The steps that were completed, the latest first, and what became of their compensations. A step

@@ -9,7 +9,7 @@ SELECT domain, command_id, type, status, priority, attempts, max_attempts,
     started_at, finished_at, worker, key, unique_key,
     CASE WHEN expires_at IS NOT NULL
         THEN least(greatest(expires_at, '0002-01-01'), '9998-12-31') END AS expires_at,
-    checkpoint::text
+    checkpoint::text, headers::text
 FROM {schema}.command
 WHERE domain = %(domain)s AND command_id = %(command_id)s;
 
@@ -22,7 +22,7 @@ SELECT domain, command_id, type, status, priority, attempts, max_attempts,
     started_at, finished_at, worker, key, unique_key,
     CASE WHEN expires_at IS NOT NULL
         THEN least(greatest(expires_at, '0002-01-01'), '9998-12-31') END AS expires_at,
-    checkpoint::text
+    checkpoint::text, headers::text
 FROM {schema}.command
 WHERE (%(domain)s::text IS NULL OR domain = %(domain)s)
     AND (%(status)s::text IS NULL OR status = %(status)s)
@@ -121,7 +121,7 @@ SELECT t.domain, t.command_id, t.type, 'IN_TROUBLESHOOTING_QUEUE', t.priority,
         THEN least(greatest(t.expires_at, '0002-01-01'), '9998-12-31') END,
     (SELECT k.data::text FROM {schema}.checkpoint k
      WHERE k.domain = t.domain AND k.command_id = t.command_id AND k.created_at = t.created_at),
-    t.failed_at,
+    t.headers::text, t.failed_at,
     (SELECT e.details ->> 'reason'::text FROM {schema}.event e
      WHERE e.domain = t.domain AND e.command_id = t.command_id
          AND e.kind = 'MOVED_TO_TROUBLESHOOTING_QUEUE'
@@ -150,7 +150,7 @@ SELECT t.domain, t.command_id, t.type, 'IN_TROUBLESHOOTING_QUEUE', t.priority,
     (SELECT k.data::text FROM {schema}.checkpoint k
      WHERE k.domain = t.domain AND k.command_id = t.command_id AND k.created_at = t.created_at
          AND %(with_data)s::boolean),
-    t.failed_at,
+    CASE WHEN %(with_data)s::boolean THEN t.headers::text END, t.failed_at,
     (SELECT e.details ->> 'reason'::text FROM {schema}.event e
      WHERE e.domain = t.domain AND e.command_id = t.command_id
          AND e.kind = 'MOVED_TO_TROUBLESHOOTING_QUEUE'

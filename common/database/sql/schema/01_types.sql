@@ -21,6 +21,17 @@ CREATE DOMAIN {schema}.attempt_limit AS smallint CHECK (VALUE > 0);
 -- A key, by which limits count, or one that makes a command unique.
 CREATE DOMAIN {schema}.key AS text COLLATE "C" CHECK (length(VALUE) BETWEEN 1 AND 200);
 
+-- Headers: an object of up to 32 names with texts. Nothing else is stored, whoever writes it: what
+-- reads them meets no other value. (A regular expression with {0,99} for the length of a name takes
+-- ten times as long; all names together are bounded as it is.)
+CREATE DOMAIN {schema}.headers AS json CHECK (
+    CASE WHEN octet_length(VALUE::text) > 8192 OR json_typeof(VALUE) <> 'object' THEN false
+         ELSE NOT jsonb_path_exists(VALUE::jsonb, '$.* ? (@.type() <> "string")')
+             AND NOT jsonb_path_exists(VALUE::jsonb,
+                 '$.keyvalue() ? (!(@.key like_regex "^[A-Za-z][A-Za-z0-9_.-]*$"))')
+             AND jsonb_array_length(jsonb_path_query_array(VALUE::jsonb, '$.keyvalue()')) <= 32
+         END);
+
 -- A reason or an operator's name: 2,000 characters, each up to six when escaped.
 CREATE DOMAIN {schema}.remark AS text CHECK (length(VALUE) <= 12000);
 
@@ -30,15 +41,17 @@ CREATE TYPE {schema}.request AS (
     domain {schema}.name, type {schema}.name, data {schema}.payload, command_id uuid, own boolean,
     priority {schema}.priority, delay double precision, run_at {schema}.finite_time,
     reply_to {schema}.name, max_attempts {schema}.attempt_limit, key {schema}.key,
-    expires double precision, expires_at {schema}.finite_time, changes json
+    expires double precision, expires_at {schema}.finite_time, changes json,
+    headers {schema}.headers
 );
 
 -- A claim, as a worker reads it. ctid is where its row was then: a settlement looks there first.
+-- reply_to_and_headers: see the function of this name.
 CREATE TYPE {schema}.claimed AS (
     domain text, priority smallint, id bigint, token bigint, command_id uuid, type text,
     data text, attempts smallint, losses smallint, max_attempts smallint, correlation_id uuid,
-    reply_to text, created_at timestamptz, waited double precision, batch_id uuid, caller bigint,
-    ctid tid
+    reply_to_and_headers text, created_at timestamptz, waited double precision, batch_id uuid,
+    caller bigint, ctid tid
 );
 
 -- Names a lane; the priority is that of a command of it. See 14_lanes.sql.
@@ -56,6 +69,6 @@ CREATE TYPE {schema}.locked_lane AS (
 
 -- Another role's operator on such a type would match better than PostgreSQL's own.
 REVOKE USAGE ON DOMAIN {schema}.name, {schema}.payload, {schema}.finite_time, {schema}.priority,
-    {schema}.attempt_limit, {schema}.key, {schema}.remark FROM PUBLIC;
+    {schema}.attempt_limit, {schema}.key, {schema}.headers, {schema}.remark FROM PUBLIC;
 REVOKE USAGE ON TYPE {schema}.claimed, {schema}.request, {schema}.lane_key,
     {schema}.locked_lane FROM PUBLIC;

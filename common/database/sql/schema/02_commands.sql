@@ -32,6 +32,8 @@ CREATE TABLE {schema}.ready (
     lane_position bigint,
     -- It is canceled then, unless it was claimed before.
     expires_at {schema}.finite_time,
+    -- NULL for most.
+    headers {schema}.headers,
     -- Claims and settlements find rows by it; no other index may be sorted by id.
     PRIMARY KEY (domain, priority, id)
 ) WITH (fillfactor = 50);
@@ -135,6 +137,7 @@ CREATE TABLE {schema}.troubleshooting (
     unique_key text COLLATE "C",
     lane_position bigint,
     expires_at timestamptz,
+    headers {schema}.headers,
     PRIMARY KEY (domain, command_id)
 );
 
@@ -174,6 +177,7 @@ CREATE TABLE {schema}.finished (
     key text COLLATE "C",
     unique_key text COLLATE "C",
     expires_at timestamptz,
+    headers {schema}.headers,
     PRIMARY KEY (domain, command_id, finished_at)
 ) PARTITION BY RANGE (finished_at);
 

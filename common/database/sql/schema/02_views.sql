@@ -13,7 +13,7 @@ SELECT c.domain, c.command_id, c.type, c.status, c.priority,
     CASE WHEN c.finished_at IS NULL THEN (
         SELECT k.data::json FROM {schema}.checkpoint k
         WHERE k.domain = c.domain AND k.command_id = c.command_id AND k.created_at = c.created_at
-    ) END AS checkpoint
+    ) END AS checkpoint, c.headers
 FROM (
     SELECT domain::text, command_id, type::text,
         CASE WHEN lease_until > clock_timestamp() THEN 'IN_PROGRESS' ELSE 'PENDING' END AS status,
@@ -21,20 +21,20 @@ FROM (
         error_code, error_message, correlation_id, reply_to::text, created_at,
         coalesce(due_at::timestamptz, created_at) AS due_at, claimed_at,
         NULL::timestamptz AS finished_at, claimer, batch_id, key::text, unique_key::text,
-        expires_at::timestamptz
+        expires_at::timestamptz, headers::json
     FROM (TABLE {schema}.ready UNION ALL TABLE {schema}.scheduled
           UNION ALL TABLE {schema}.limited) waiting
     UNION ALL
     SELECT domain, command_id, type, 'IN_TROUBLESHOOTING_QUEUE', priority, attempts, max_attempts,
         data, NULL, error_code, error_message, correlation_id, reply_to, created_at,
         coalesce(due_at, created_at), claimed_at, NULL, claimer, batch_id, key, unique_key,
-        expires_at
+        expires_at, headers::json
     FROM {schema}.troubleshooting
     UNION ALL
     SELECT domain, command_id, type, status, priority, attempts, max_attempts, data, result,
         error_code, error_message, correlation_id, reply_to, created_at,
         coalesce(due_at, created_at), claimed_at, finished_at, claimer, batch_id, key,
-        unique_key, expires_at
+        unique_key, expires_at, headers::json
     FROM {schema}.finished
 ) c
 LEFT JOIN {schema}.incarnation i ON i.id = c.claimer;

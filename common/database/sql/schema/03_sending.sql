@@ -217,6 +217,7 @@ CREATE FUNCTION {schema}.enqueue(
     p_reply_to text, p_max_attempts integer, p_call bigint, p_again boolean,
     p_caller bigint DEFAULT NULL, p_key text DEFAULT NULL, p_unique_key text DEFAULT NULL,
     p_expires double precision DEFAULT NULL, p_expires_at timestamptz DEFAULT NULL,
+    p_headers json DEFAULT NULL,
     OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
     OUT oldest_age double precision
 )
@@ -279,14 +280,16 @@ BEGIN
     IF due > clock_timestamp() THEN
         INSERT INTO {schema}.scheduled (domain, priority, command_id, type, data, correlation_id,
                                reply_to, max_attempts, due_at, caller, key, unique_key,
-                               expires_at)
+                               expires_at, headers)
         VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
-                p_reply_to, p_max_attempts, due, p_caller, p_key, p_unique_key, expires);
+                p_reply_to, p_max_attempts, due, p_caller, p_key, p_unique_key, expires,
+                p_headers);
     ELSE
         INSERT INTO {schema}.ready (domain, priority, command_id, type, data, correlation_id,
-                           reply_to, max_attempts, caller, key, unique_key, expires_at)
+                           reply_to, max_attempts, caller, key, unique_key, expires_at,
+                           headers)
         VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
-                p_reply_to, p_max_attempts, p_caller, p_key, p_unique_key, expires);
+                p_reply_to, p_max_attempts, p_caller, p_key, p_unique_key, expires, p_headers);
     END IF;
 END
 $$;

@@ -1,3 +1,38 @@
+-- Sending from SQL.
+
+-- What is wrong with headers, in the words of headers.py; NULL: nothing.
+CREATE FUNCTION {schema}.headers_problem(p_headers json) RETURNS text
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+DECLARE
+    header record;
+    count integer := 0;
+BEGIN
+    IF p_headers IS NULL THEN
+        RETURN NULL;
+    ELSIF json_typeof(p_headers) <> 'object' THEN
+        RETURN 'p_headers must be an object of names and texts, not '
+            || CASE json_typeof(p_headers) WHEN 'array' THEN 'an array' WHEN 'null' THEN 'null'
+                    ELSE 'a ' || json_typeof(p_headers) END;
+    ELSIF octet_length(p_headers::text) > 8192 THEN
+        RETURN format('p_headers has %s bytes: at most 8192 are taken',
+                      octet_length(p_headers::text));
+    END IF;
+    FOR header IN SELECT h.key AS name, h.value FROM json_each(p_headers) h LOOP
+        count := count + 1;
+        IF header.name !~ '^[A-Za-z][A-Za-z0-9_.-]{0,99}$' THEN
+            RETURN 'the name of a header in p_headers must be a letter and up to 99 more of '
+                'A-Z a-z 0-9 _ . - (ASCII), not ' || to_json(left(header.name, 120));
+        ELSIF json_typeof(header.value) <> 'string' OR length(header.value #>> '{}') > 4000 THEN
+            RETURN format('header %s in p_headers must be text of at most 4000 characters',
+                          header.name);
+        END IF;
+    END LOOP;
+    RETURN CASE WHEN count > 32 THEN
+        format('p_headers has %s headers: at most 32 are taken', count) END;
+END
+$$;
+
 -- Sends a command, for any SQL client, in its transaction. A day of p_delay and p_expires has 24
 -- hours in every time zone.
 CREATE FUNCTION {schema}.send(
@@ -6,7 +41,7 @@ CREATE FUNCTION {schema}.send(
     p_correlation_id uuid DEFAULT NULL, p_reply_to text DEFAULT NULL,
     p_max_attempts integer DEFAULT NULL, p_key text DEFAULT NULL, p_unique text DEFAULT NULL,
     p_on_conflict text DEFAULT 'reject', p_unique_until text DEFAULT 'finished',
-    p_expires interval DEFAULT NULL
+    p_expires interval DEFAULT NULL, p_headers json DEFAULT NULL
 ) RETURNS uuid
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -38,7 +73,8 @@ DECLARE
             THEN 'p_key must be text of 1 to 200 characters, and has ' || length(p_key)
         WHEN octet_length(data::text) > 1048576 THEN
             format('p_data has %s bytes: at most 1048576 are taken', octet_length(data::text))
-        ELSE {schema}.unique_problem(p_unique, p_on_conflict, p_unique_until)
+        ELSE coalesce({schema}.unique_problem(p_unique, p_on_conflict, p_unique_until),
+                      {schema}.headers_problem(p_headers))
     END;
 BEGIN
     IF problem IS NOT NULL THEN
@@ -51,14 +87,14 @@ BEGIN
         FROM {schema}.enqueue(
             p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority, NULL, run_at,
             coalesce(p_correlation_id, command_id), p_reply_to, p_max_attempts, NULL, false,
-            p_key => p_key, p_expires_at => expires_at) e;
+            p_key => p_key, p_expires_at => expires_at, p_headers => p_headers) e;
     ELSE
         SELECT e.refusal, e.depth, e.max_depth, e.holder INTO answer
         FROM {schema}.enqueue_unique(
             p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority, NULL, run_at,
             coalesce(p_correlation_id, command_id), p_reply_to, p_max_attempts, NULL, false,
             p_unique, p_on_conflict, p_unique_until, p_key => p_key,
-            p_expires_at => expires_at) e;
+            p_expires_at => expires_at, p_headers => p_headers) e;
     END IF;
     CASE answer.refusal
         WHEN 'duplicate' THEN

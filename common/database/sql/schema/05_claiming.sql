@@ -9,6 +9,14 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(greatest(p_time, '0002-01-01 00:00+00'::timestamptz),
              '9998-12-31 00:00+00'::timestamptz);
 
+-- What a claim says of both in one column, which is NULL for nearly all: one more column would be
+-- sent with each claim. With headers a space stands between them, and also before them alone: a
+-- name has none.
+CREATE FUNCTION {schema}.reply_to_and_headers(p_reply_to text, p_headers json) RETURNS text
+LANGUAGE sql STABLE
+RETURN CASE WHEN p_headers IS NULL THEN p_reply_to
+            ELSE coalesce(p_reply_to, '') || ' ' || p_headers::text END;
+
 -- Whether a command may start by its expiry: one that has begun does not expire.
 CREATE FUNCTION {schema}.has_not_expired(
     p_expires_at timestamptz, p_claimed_at timestamptz, p_now timestamptz
@@ -170,7 +178,7 @@ BEGIN
     WHERE r.ctid = ANY (ctids[:fit])
     RETURNING r.domain::text, r.priority::smallint, r.id, r.token, r.command_id, r.type::text,
         r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
-        r.reply_to::text, {schema}.finite(r.created_at),
+        {schema}.reply_to_and_headers(r.reply_to, r.headers), {schema}.finite(r.created_at),
         -- (As a number of extract that is converted, it takes 0.1 us more.)
         date_part('epoch', clock_timestamp()
             - {schema}.finite(coalesce(r.due_at, r.created_at))), r.batch_id, r.caller, r.ctid;

@@ -18,11 +18,11 @@ BEGIN
     )
     INSERT INTO {schema}.ready (
         token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,
-        losses, max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id,
-        caller, key, unique_key, lane_position, expires_at)
+        losses, max_attempts, domain, type, reply_to, headers, data, error_code, error_message,
+        batch_id, caller, key, unique_key, lane_position, expires_at)
     SELECT token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,
-        losses, max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id,
-        caller, key, unique_key, lane_position, expires_at
+        losses, max_attempts, domain, type, reply_to, headers, data, error_code, error_message,
+        batch_id, caller, key, unique_key, lane_position, expires_at
     FROM gone ORDER BY due_at, id;
     GET DIAGNOSTICS promoted = ROW_COUNT;
     RETURN promoted;

@@ -1,17 +1,29 @@
 -- How the outcomes of claimed commands are stored.
 
+-- Those of a command's headers that its reply gets where no handler says which: the names of
+-- headers.py, and that by which a sender of PGMQ knows its message again. Without spaces, so that
+-- they are not longer than all are.
+CREATE FUNCTION {schema}.passed_on(p_headers json) RETURNS json
+LANGUAGE sql IMMUTABLE STRICT
+AS $$
+    SELECT ('{' || string_agg(to_json(n.name)::text || ':' || (p_headers -> n.name)::text, ',')
+            || '}')::json
+    FROM unnest(ARRAY['traceparent', 'tracestate', 'tenant', 'pgmq_msg_id']) n (name)
+    WHERE p_headers -> n.name IS NOT NULL
+$$;
+
 -- Sends a reply: a command of type Reply, to the domain that asked for it, whatever its limits: a
 -- full one must not keep commands from settling.
 CREATE FUNCTION {schema}.send_reply(
     p_reply_to text, p_command_id uuid, p_type text, p_correlation_id uuid,
-    p_outcome text, p_result json
+    p_outcome text, p_result json, p_headers json
 ) RETURNS void
 LANGUAGE sql VOLATILE
 AS $$
-    INSERT INTO {schema}.ready (domain, priority, command_id, type, correlation_id, data)
+    INSERT INTO {schema}.ready (domain, priority, command_id, type, correlation_id, data, headers)
     VALUES (p_reply_to, 5, {schema}.new_id(), 'Reply', p_correlation_id,
             json_build_object('command_id', p_command_id, 'type', p_type,
-                              'outcome', p_outcome, 'result', p_result))
+                              'outcome', p_outcome, 'result', p_result), p_headers)
 $$;
 
 -- Settles completed commands without replies: the hot path, called by a leader's round trip.
@@ -43,15 +55,15 @@ BEGIN
                 AND r.claimer = p_claimer AND r.command_id IS NOT DISTINCT FROM o.command_id
             RETURNING r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
                 r.correlation_id, r.priority, r.attempts + 1 AS attempts, r.losses,
-                o.max_attempts, r.domain, r.type, r.data, r.batch_id, r.key, r.unique_key,
-                r.expires_at, r.lane_position, o.result, o.position
+                o.max_attempts, r.domain, r.type, r.headers, r.data, r.batch_id, r.key,
+                r.unique_key, r.expires_at, r.lane_position, o.result, o.position
         ), history AS (
             INSERT INTO {schema}.finished (
                 token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
-                priority, attempts, losses, max_attempts, domain, type, data, result, batch_id,
-                key, unique_key, expires_at, status)
+                priority, attempts, losses, max_attempts, domain, type, headers, data, result,
+                batch_id, key, unique_key, expires_at, status)
             SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
-                priority, attempts, losses, max_attempts, domain, type, data,
+                priority, attempts, losses, max_attempts, domain, type, headers, data,
                 coalesce(result, 'null'::json), batch_id, key, unique_key, expires_at, 'COMPLETED'
             FROM gone
         )
@@ -92,13 +104,15 @@ $$;
 -- for its delay (RETRY) or to troubleshooting (TROUBLE); one with details leaves an event,
 -- which is all but COMPLETED, and a RETRY of a command that a breaker has kept from a call.
 -- attempts and losses are the totals to store. p_batch_ids is NULL if no command is of a batch.
--- losses NULL: the server ended the session of the execution, which counts a loss unless the server
+-- p_reply_headers are those of the replies, {} for none; NULL: those that are passed on. losses
+-- NULL: the server ended the session of the execution, which counts a loss unless the server
 -- was restarted since the claim.
 CREATE FUNCTION {schema}.settle(
     p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
     p_command_ids uuid[], p_claimer bigint, p_kinds text[], p_attempts smallint[],
     p_losses smallint[], p_max_attempts smallint[], p_results json[], p_delays double precision[],
-    p_codes text[], p_messages text[], p_details json[], p_batch_ids uuid[]
+    p_codes text[], p_messages text[], p_details json[], p_batch_ids uuid[],
+    p_reply_headers json[] DEFAULT NULL
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -111,44 +125,46 @@ BEGIN
     WITH gone AS (
         DELETE FROM {schema}.ready r
         USING unnest(p_domains, p_priorities, p_ids, p_tokens, p_command_ids, p_kinds, p_attempts,
-                     p_losses, p_max_attempts, p_results, p_delays, p_codes, p_messages, p_details)
+                     p_losses, p_max_attempts, p_results, p_delays, p_codes, p_messages, p_details,
+                     p_reply_headers)
             WITH ORDINALITY o (domain, priority, id, token, command_id, kind, attempts, losses,
-               max_attempts, result, delay, code, message, details, position)
+               max_attempts, result, delay, code, message, details, reply_headers, position)
         WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
             AND r.token = o.token AND r.claimer = p_claimer
             AND r.command_id IS NOT DISTINCT FROM o.command_id
         RETURNING r.*, o.position, o.kind, o.attempts AS attempts_made,
             coalesce(o.losses, r.losses + (pg_postmaster_start_time() < r.claimed_at)::int)
                 AS all_losses,
-            o.max_attempts AS attempt_limit, o.result, o.delay, o.code, o.message, o.details
+            o.max_attempts AS attempt_limit, o.result, o.delay, o.code, o.message, o.details,
+            o.reply_headers
     ), history AS (
         INSERT INTO {schema}.finished (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-            attempts, losses, max_attempts, domain, type, reply_to, status, data, result,
+            attempts, losses, max_attempts, domain, type, reply_to, headers, status, data, result,
             error_code, error_message, batch_id, key, unique_key, expires_at)
-        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
-            priority, attempts_made, all_losses, attempt_limit, domain, type, reply_to, kind, data,
+        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            attempts_made, all_losses, attempt_limit, domain, type, reply_to, headers, kind, data,
             result, code, message, batch_id, key, unique_key, expires_at
         FROM gone WHERE kind IN ('COMPLETED', 'FAILED')
     ), later AS (
         INSERT INTO {schema}.scheduled (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-            attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
+            attempts, losses, max_attempts, domain, type, reply_to, headers, data, error_code,
             error_message, batch_id, caller, key, unique_key, lane_position, expires_at)
         SELECT token, claimer, claimed_at, created_at,
-            clock_timestamp() + make_interval(secs => delay), command_id, correlation_id,
-            priority, attempts_made, all_losses, max_attempts, domain, type, reply_to, data, code,
+            clock_timestamp() + make_interval(secs => delay), command_id, correlation_id, priority,
+            attempts_made, all_losses, max_attempts, domain, type, reply_to, headers, data, code,
             message, batch_id, caller, key, unique_key, lane_position, expires_at
         FROM gone WHERE kind = 'RETRY'
     ), trouble AS (
         INSERT INTO {schema}.troubleshooting (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-            attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
-            error_code, error_message, batch_id, caller, key, unique_key, lane_position, expires_at)
-        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
-            priority, attempts_made, all_losses, attempt_limit, max_attempts, domain, type,
-            reply_to, data, code, message, batch_id, caller, key, unique_key, lane_position,
-            expires_at
+            attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, headers,
+            data, error_code, error_message, batch_id, caller, key, unique_key, lane_position,
+            expires_at)
+        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            attempts_made, all_losses, attempt_limit, max_attempts, domain, type, reply_to, headers,
+            data, code, message, batch_id, caller, key, unique_key, lane_position, expires_at
         FROM gone WHERE kind = 'TROUBLE'
     ), events AS (
         INSERT INTO {schema}.event (
@@ -159,12 +175,15 @@ BEGIN
             code, message, details
         FROM gone WHERE details IS NOT NULL
     ), replies AS (
-        INSERT INTO {schema}.ready (domain, priority, command_id, type, correlation_id, data)
+        INSERT INTO {schema}.ready (
+            domain, priority, command_id, type, correlation_id, data, headers)
         SELECT reply_to, 5, {schema}.new_id(), 'Reply', correlation_id, json_build_object(
             'command_id', command_id, 'type', type,
             'outcome', CASE kind WHEN 'COMPLETED' THEN 'SUCCESS' ELSE 'FAILED' END,
             'result', CASE kind WHEN 'COMPLETED' THEN result ELSE json_build_object(
-                'code', code, 'message', message, 'details', details -> 'details') END)
+                'code', code, 'message', message, 'details', details -> 'details') END),
+            CASE WHEN reply_headers IS NULL THEN {schema}.passed_on(headers)
+                 WHEN reply_headers::text <> '{}' THEN reply_headers END
         FROM gone WHERE reply_to IS NOT NULL AND kind IN ('COMPLETED', 'FAILED')
     )
     SELECT array_agg(position), count(
@@ -229,11 +248,11 @@ BEGIN
     )
     INSERT INTO {schema}.troubleshooting (
         token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-        attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
+        attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, headers, data,
         error_code, error_message, batch_id, caller, key, unique_key, lane_position, expires_at)
     SELECT token, p_claimer, claimed_at, created_at, due_at, new_command_id, correlation_id,
-        priority, attempts, losses, max_attempts, max_attempts, domain, type, reply_to, data,
-        p_code, why, batch_id, caller, key, unique_key, lane_position, expires_at
+        priority, attempts, losses, max_attempts, max_attempts, domain, type, reply_to, headers,
+        data, p_code, why, batch_id, caller, key, unique_key, lane_position, expires_at
     FROM (TABLE from_ready UNION ALL TABLE from_scheduled UNION ALL TABLE from_limited) gone
     RETURNING attempts, claimed_at, caller, CASE WHEN lane_position IS NOT NULL
         THEN ARRAY[ROW(domain, type, key, priority)::{schema}.lane_key] END

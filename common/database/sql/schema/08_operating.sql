@@ -124,10 +124,10 @@ BEGIN
     ), history AS (
         INSERT INTO {schema}.finished (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-            attempts, losses, max_attempts, domain, type, reply_to, data, status, error_code,
-            error_message, batch_id, key, unique_key, expires_at)
-        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
-            priority, attempts, losses, max_attempts, domain, type, reply_to, data, 'CANCELED',
+            attempts, losses, max_attempts, domain, type, reply_to, headers, data, status,
+            error_code, error_message, batch_id, key, unique_key, expires_at)
+        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            attempts, losses, max_attempts, domain, type, reply_to, headers, data, 'CANCELED',
             p_code, p_reason, batch_id, key, unique_key, expires_at
         FROM taken
     ), events AS (
@@ -135,7 +135,8 @@ BEGIN
         SELECT p_call, domain, command_id, p_code, p_operator, p_code, p_reason FROM taken
     )
     SELECT count(*), count(CASE WHEN reply_to IS NOT NULL THEN {schema}.send_reply(
-        reply_to, command_id, type, correlation_id, 'CANCELED', failure)::text END),
+        reply_to, command_id, type, correlation_id, 'CANCELED', failure,
+        {schema}.passed_on(headers))::text END),
         array_agg(batch_id) FILTER (WHERE batch_id IS NOT NULL),
         count(CASE WHEN caller IS NOT NULL
                    THEN {schema}.wake_caller(caller, command_id)::text END)
@@ -204,34 +205,34 @@ BEGIN
         ), to_ready AS (
             INSERT INTO {schema}.ready (
                 token, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-                attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
+                attempts, losses, max_attempts, domain, type, reply_to, headers, data, error_code,
                 error_message, batch_id, caller, key, unique_key, lane_position, expires_at)
             SELECT new_token, claimed_at, created_at, new_due_at, command_id, correlation_id,
-                new_priority, attempts, new_losses, max_attempts, domain, type, reply_to, data,
-                error_code, error_message, batch_id, caller, key, unique_key, lane_position,
+                new_priority, attempts, new_losses, max_attempts, domain, type, reply_to, headers,
+                data, error_code, error_message, batch_id, caller, key, unique_key, lane_position,
                 expires_at
             FROM moved
             WHERE id IS NOT NULL AND (new_due_at IS NULL OR new_due_at <= present)
         ), to_limited AS (
             INSERT INTO {schema}.limited (
                 token, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-                attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
+                attempts, losses, max_attempts, domain, type, reply_to, headers, data, error_code,
                 error_message, batch_id, caller, key, unique_key, lane_position, expires_at)
             SELECT new_token, claimed_at, created_at, new_due_at, command_id, correlation_id,
-                new_priority, attempts, new_losses, max_attempts, domain, type, reply_to, data,
-                error_code, error_message, batch_id, caller, key, unique_key, lane_position,
+                new_priority, attempts, new_losses, max_attempts, domain, type, reply_to, headers,
+                data, error_code, error_message, batch_id, caller, key, unique_key, lane_position,
                 expires_at
             FROM moved WHERE id IS NULL AND (new_due_at IS NULL OR new_due_at <= present)
         ), to_scheduled AS (
             INSERT INTO {schema}.scheduled (
                 token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
-                priority, attempts, losses, max_attempts, domain, type, reply_to, data,
+                priority, attempts, losses, max_attempts, domain, type, reply_to, headers, data,
                 error_code, error_message, batch_id, caller, key, unique_key, lane_position,
                 expires_at)
             SELECT new_token, claimer, claimed_at, created_at, new_due_at, command_id,
                 correlation_id, new_priority, attempts, new_losses, max_attempts, domain, type,
-                reply_to, data, error_code, error_message, batch_id, caller, key, unique_key,
-                CASE WHEN claimed_at IS NOT NULL THEN lane_position END, expires_at
+                reply_to, headers, data, error_code, error_message, batch_id, caller, key,
+                unique_key, CASE WHEN claimed_at IS NOT NULL THEN lane_position END, expires_at
             FROM moved WHERE new_due_at > present
         ), events AS (
             INSERT INTO {schema}.event (

@@ -26,19 +26,19 @@ BEGIN
         -- The token stays, because it never goes back; the id is a new one, above all floors.
         INSERT INTO {schema}.ready (
             token, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-            max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id,
-            caller, key, unique_key, lane_position, expires_at)
+            max_attempts, domain, type, reply_to, headers, data, error_code, error_message,
+            batch_id, caller, key, unique_key, lane_position, expires_at)
         SELECT token, claimed_at, created_at, clock_timestamp(), command_id, correlation_id,
-            priority, sent_max_attempts, domain, type, reply_to, coalesce(p_data, data), error_code,
-            error_message, batch_id, caller, key, unique_key, lane_position, expires_at
+            priority, sent_max_attempts, domain, type, reply_to, headers, coalesce(p_data, data),
+            error_code, error_message, batch_id, caller, key, unique_key, lane_position, expires_at
         FROM gone WHERE p_action = 'RETRY' ORDER BY failed_at
     ), history AS (
         INSERT INTO {schema}.finished (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-            attempts, losses, max_attempts, domain, type, reply_to, data, status, result,
+            attempts, losses, max_attempts, domain, type, reply_to, headers, data, status, result,
             error_code, error_message, batch_id, key, unique_key, expires_at)
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
-            priority, attempts, losses, max_attempts, domain, type, reply_to, data,
+            priority, attempts, losses, max_attempts, domain, type, reply_to, headers, data,
             CASE p_action WHEN 'CANCEL' THEN 'CANCELED' ELSE 'COMPLETED' END,
             CASE p_action WHEN 'COMPLETE' THEN p_result END,
             CASE p_action WHEN 'CANCEL' THEN 'CANCELED' END,
@@ -55,7 +55,8 @@ BEGIN
         CASE WHEN p_action <> 'RETRY' AND reply_to IS NOT NULL THEN {schema}.send_reply(
             reply_to, command_id, type, correlation_id,
             CASE p_action WHEN 'CANCEL' THEN 'CANCELED' ELSE 'SUCCESS' END,
-            CASE p_action WHEN 'CANCEL' THEN failure ELSE p_result END)::text END),
+            CASE p_action WHEN 'CANCEL' THEN failure ELSE p_result END,
+            {schema}.passed_on(headers))::text END),
         array_agg(batch_id) FILTER (WHERE p_action <> 'RETRY' AND batch_id IS NOT NULL),
         array_agg(ROW(domain, type, key, priority)::{schema}.lane_key) FILTER (
             WHERE lane_position IS NOT NULL)

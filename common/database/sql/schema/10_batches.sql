@@ -127,16 +127,16 @@ BEGIN
     END IF;
     IF due > clock_timestamp() THEN
         INSERT INTO {schema}.scheduled (domain, priority, command_id, type, data, correlation_id,
-                               reply_to, max_attempts, due_at, key, expires_at)
+                               reply_to, max_attempts, due_at, key, expires_at, headers)
         VALUES (p_request.domain, p_request.priority, p_request.command_id, p_request.type,
                 p_request.data, p_correlation_id, p_request.reply_to, p_request.max_attempts, due,
-                p_request.key, expires);
+                p_request.key, expires, p_request.headers);
     ELSE
         INSERT INTO {schema}.ready (domain, priority, command_id, type, data, correlation_id,
-                           reply_to, max_attempts, key, expires_at)
+                           reply_to, max_attempts, key, expires_at, headers)
         VALUES (p_request.domain, p_request.priority, p_request.command_id, p_request.type,
                 p_request.data, p_correlation_id, p_request.reply_to, p_request.max_attempts,
-                p_request.key, expires);
+                p_request.key, expires, p_request.headers);
     END IF;
     IF p_request.changes IS NOT NULL THEN
         INSERT INTO {schema}.event (domain, command_id, kind, details)

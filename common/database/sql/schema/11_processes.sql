@@ -116,6 +116,7 @@ FROM {schema}.managed_process p;
 CREATE FUNCTION {schema}.start_process(
     p_process_id uuid, p_domain text, p_type text, p_state json, p_version integer,
     p_start_id uuid, p_call bigint, p_batch_id uuid, p_joins boolean,
+    p_headers json DEFAULT NULL,
     OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
     OUT oldest_age double precision
 )
@@ -136,7 +137,7 @@ BEGIN
     SELECT e.refusal, e.depth, e.max_depth, e.warn_depth, e.oldest_age
     INTO refusal, depth, max_depth, warn_depth, oldest_age
     FROM {schema}.enqueue(p_domain, 'process:start', 'null', p_start_id, false, 5, NULL, NULL,
-                          p_process_id, NULL, NULL, p_call, false) e;
+                          p_process_id, NULL, NULL, p_call, false, p_headers => p_headers) e;
     IF refusal IS NULL AND p_joins THEN
         refusal := {schema}.add_to_batch(p_batch_id, 1);
         IF refusal IS NOT NULL THEN

@@ -82,7 +82,7 @@ CREATE FUNCTION {schema}.advance_processes(
     p_to_domains text[], p_types text[], p_data json[], p_command_ids uuid[], p_own boolean[],
     p_priorities smallint[], p_delays double precision[], p_run_at timestamptz[],
     p_max_attempts integer[], p_deadlines double precision[], p_new_timer_ids uuid[],
-    p_keys text[], p_expires_at timestamptz[]
+    p_keys text[], p_expires_at timestamptz[], p_headers json[]
 ) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -119,10 +119,10 @@ BEGIN
         FROM unnest(p_process_ids, p_numbers, p_statuses, p_steps, p_undoings, p_states,
                     p_versions, p_endings, p_errors, p_outcomes, p_problems, p_to_domains,
                     p_types, p_data, p_command_ids, p_priorities, p_delays, p_run_at,
-                    p_max_attempts, p_deadlines, p_new_timer_ids, p_keys, p_expires_at)
+                    p_max_attempts, p_deadlines, p_new_timer_ids, p_keys, p_expires_at, p_headers)
             o (process_id, number, status, step, undoing, state, version, ending, error, outcome,
                problem, to_domain, type, data, command_id, priority, delay, run_at, max_attempts,
-               deadline, timer_id, key, expires_at)
+               deadline, timer_id, key, expires_at, headers)
     ), ended AS (
         UPDATE {schema}.process_step s
         SET outcome = o.outcome, error = o.problem, received_at = present
@@ -140,9 +140,9 @@ BEGIN
         FROM o WHERE sends
     ), commands AS (
         INSERT INTO {schema}.ready (domain, priority, command_id, type, data, correlation_id,
-                                    reply_to, max_attempts, key, expires_at)
+                                    reply_to, max_attempts, key, expires_at, headers)
         SELECT to_domain, priority, command_id, type, data, process_id, p_domain, max_attempts,
-            key, expires_at
+            key, expires_at, headers
         FROM o WHERE to_domain IS NOT NULL AND is_later IS NOT TRUE
     ), moved AS (
         UPDATE {schema}.managed_process p SET
@@ -166,13 +166,14 @@ BEGIN
     -- Apart: an insert fires its triggers for no rows, too.
     IF p_delays IS NOT NULL OR p_run_at IS NOT NULL THEN
         INSERT INTO {schema}.scheduled (domain, priority, command_id, type, data, correlation_id,
-                                        reply_to, max_attempts, due_at, key, expires_at)
+                                        reply_to, max_attempts, due_at, key, expires_at,
+                                        headers)
         SELECT o.to_domain, o.priority, o.command_id, o.type, o.data, o.process_id, p_domain,
-            o.max_attempts, due.at, o.key, o.expires_at
+            o.max_attempts, due.at, o.key, o.expires_at, o.headers
         FROM unnest(p_process_ids, p_to_domains, p_types, p_data, p_command_ids, p_priorities,
-                    p_delays, p_run_at, p_max_attempts, p_keys, p_expires_at)
+                    p_delays, p_run_at, p_max_attempts, p_keys, p_expires_at, p_headers)
             o (process_id, to_domain, type, data, command_id, priority, delay, run_at,
-               max_attempts, key, expires_at),
+               max_attempts, key, expires_at, headers),
             coalesce(o.run_at, present + make_interval(secs => o.delay)) due (at)
         WHERE o.to_domain IS NOT NULL AND due.at > present;
     END IF;

@@ -221,7 +221,7 @@ CREATE FUNCTION {schema}.enqueue_unique(
     p_reply_to text, p_max_attempts integer, p_call bigint, p_again boolean,
     p_unique_key text, p_on_conflict text, p_unique_until text, p_caller bigint DEFAULT NULL,
     p_key text DEFAULT NULL, p_expires double precision DEFAULT NULL,
-    p_expires_at timestamptz DEFAULT NULL,
+    p_expires_at timestamptz DEFAULT NULL, p_headers json DEFAULT NULL,
     OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
     OUT oldest_age double precision, OUT holder uuid
 )
@@ -248,7 +248,7 @@ BEGIN
             FROM {schema}.enqueue(
                 p_domain, p_type, p_data, p_command_id, p_own, p_priority, p_delay, p_run_at,
                 p_correlation_id, p_reply_to, p_max_attempts, p_call, p_again, p_caller,
-                p_key, p_unique_key, p_expires, p_expires_at) e;
+                p_key, p_unique_key, p_expires, p_expires_at, p_headers) e;
         END IF;
         IF refusal IS NOT NULL THEN
             RAISE SQLSTATE 'CMDBU';

@@ -112,11 +112,11 @@ BEGIN
     )
     INSERT INTO {schema}.limited (
         token, losses, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-        attempts, max_attempts, domain, type, reply_to, data, error_code, error_message, batch_id,
-        caller, key, unique_key, lane_position, expires_at)
+        attempts, max_attempts, domain, type, reply_to, headers, data, error_code, error_message,
+        batch_id, caller, key, unique_key, lane_position, expires_at)
     SELECT token, losses + (claimer IS NOT NULL)::integer, claimed_at, created_at, due_at,
-        command_id, correlation_id, priority, attempts, max_attempts, domain, type, reply_to, data,
-        error_code, error_message, batch_id, caller, key, unique_key,
+        command_id, correlation_id, priority, attempts, max_attempts, domain, type, reply_to,
+        headers, data, error_code, error_message, batch_id, caller, key, unique_key,
         coalesce(lane_position, id), expires_at
     FROM gone;
 END

@@ -209,15 +209,16 @@ BEGIN
     )
     INSERT INTO {schema}.ready AS r (
         token, losses, claimer, claimed_at, lease_until, created_at, due_at, command_id,
-        correlation_id, priority, attempts, max_attempts, domain, type, reply_to, data, error_code,
-        error_message, batch_id, caller, key, unique_key, lane_position, expires_at)
+        correlation_id, priority, attempts, max_attempts, domain, type, reply_to, headers, data,
+        error_code, error_message, batch_id, caller, key, unique_key, lane_position, expires_at)
     SELECT token + 1, losses, p_claimer, p_now, clock_timestamp() + p_lease, created_at, due_at,
-        command_id, correlation_id, priority, attempts, max_attempts, domain, type, reply_to, data,
-        error_code, error_message, batch_id, caller, key, unique_key, lane_position, expires_at
+        command_id, correlation_id, priority, attempts, max_attempts, domain, type, reply_to,
+        headers, data, error_code, error_message, batch_id, caller, key, unique_key, lane_position,
+        expires_at
     FROM gone ORDER BY place
     RETURNING r.domain::text, r.priority::smallint, r.id, r.token, r.command_id, r.type::text,
         r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
-        r.reply_to::text, {schema}.finite(r.created_at),
+        {schema}.reply_to_and_headers(r.reply_to, r.headers), {schema}.finite(r.created_at),
         extract(epoch FROM p_now
             - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.batch_id,
         r.caller, r.ctid;

@@ -60,7 +60,7 @@ BEGIN
     WHERE r.ctid = p_ctid
     RETURNING r.domain::text, r.priority::smallint, r.id, r.token, r.command_id, r.type::text,
         r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
-        r.reply_to::text, {schema}.finite(r.created_at),
+        {schema}.reply_to_and_headers(r.reply_to, r.headers), {schema}.finite(r.created_at),
         extract(epoch FROM clock_timestamp()
             - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.batch_id,
         r.caller, r.ctid;
