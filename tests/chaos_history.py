@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from fault_injection.group_history import Batch, Process, Step
 from fault_injection.history import (
-    Batch,
     Call,
     Count,
     Effect,
@@ -16,11 +16,9 @@ from fault_injection.history import (
     Mark,
     Move,
     Probe,
-    Process,
     Recovery,
     Row,
     Sample,
-    Step,
     Tick,
 )
 

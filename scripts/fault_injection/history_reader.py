@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import psycopg
 
 from cmdbus.errors import CallTimeoutError
+from fault_injection.group_history import Batch, Process, Step
 from fault_injection.history import (
-    Batch,
     Call,
     Effect,
     Event,
@@ -21,9 +21,7 @@ from fault_injection.history import (
     Mark,
     Move,
     Probe,
-    Process,
     Row,
-    Step,
     Tick,
     Time,
 )

@@ -4,8 +4,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from fault_injection.flows import STEPS
+from fault_injection.group_history import Process, Step
 from fault_injection.grouping import by_command, named
-from fault_injection.history import History, Process, Step
+from fault_injection.history import History
 
 _TERMINAL = ("COMPLETED", "COMPENSATED", "CANCELED", "FAILED")
 _BATCH = "process:batch"
