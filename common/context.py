@@ -12,6 +12,7 @@ from cmdbus.checks import check_seconds
 from cmdbus.clock import time
 from cmdbus.command import Command
 from cmdbus.command_log import CommandLogger, fields_of
+from cmdbus.execution_outcome import ExecutionOutcome
 
 if TYPE_CHECKING:
     import psycopg
@@ -70,6 +71,9 @@ class Execution(Protocol):
 
 class Context:
     """One execution of a command."""
+
+    #: For middleware, once what is inside of it has ended.
+    outcome: ExecutionOutcome | None = None
 
     def __init__(
         self, command: Command, execution: Execution, attempt: int, max_attempts: int

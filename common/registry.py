@@ -1,6 +1,7 @@
 """Which function handles which commands. The only way from a command to code."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
@@ -13,16 +14,17 @@ from cmdbus.declarations import Declarations
 from cmdbus.declared_schedules import DeclaredSchedules
 from cmdbus.errors import HandlerAlreadyRegisteredError
 from cmdbus.handlers import Handler, HandlerFunction, HandlerOptions, make_handler
+from cmdbus.instruments import having
 from cmdbus.limits import Declaration, Limit, check_declared, shared_limit
 from cmdbus.payloads.forms import Encoder
 from cmdbus.process_hooks import H, ProcessHooks
 from cmdbus.schedules import Schedule, ScheduleOptions
 from cmdbus.selection import needs
+from cmdbus.surroundings import Layer, Surroundings, managed, observed, within
 from cmdbus.typed_handlers import prepare
 
 if TYPE_CHECKING:
     from cmdbus.context import Context
-    from cmdbus.surroundings import Surroundings
 
 F = TypeVar("F", bound=HandlerFunction)
 #: Also a method, before it has its instance.
@@ -77,7 +79,7 @@ class HandlerRegistry:
         self._schedules = DeclaredSchedules(self._encoder)
         self._breakers = DeclaredBreakers()
         self.hooks = ProcessHooks()
-        #: Around each call of each of its handlers; none for most registries.
+        #: Django's, around each call of each of its handlers.
         self.surroundings: Surroundings | None = None
         if django:
             import_module("cmdbus.django.registry").prepare(self)
@@ -190,6 +192,15 @@ class HandlerRegistry:
         """Registers what `make` returns when handlers are first asked for: the modules that define
         them may import this registry's. What it raises is raised each time."""
         self._later.append(make)
+
+    def surroundings_of(self, domain: str, type: str) -> Layer | None:
+        """What is around the handler of this type in this process; None if nothing is."""
+        layers: list[Layer] = []
+        if observers := having("executing"):
+            layers.append(partial(observed, observers))
+        if self.surroundings is not None:
+            layers.append(partial(managed, self.surroundings))
+        return within(layers) if layers else None
 
     def find(self, domain: str, type: str) -> Handler | None:
         return self._all().get((domain, type))

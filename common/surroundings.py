@@ -1,25 +1,48 @@
-"""What a registry puts around each call of a handler, as a web framework has middleware around each
-request: a context manager, entered before the handler is called and left before its command is
-settled. An error of it is the handler's."""
+"""What is around each call of a handler, as a web framework has middleware around each request: it
+is entered before the handler is called, and left before the command is settled. An error of it is
+the handler's.
 
-from collections.abc import Callable
+Each layer is a function that runs what is inside of it:
+
+    instruments     the outermost; they see everything, and change nothing
+    surroundings    of a registry for Django
+    middleware      of `registry.around`, in the order of its declaration
+    the handler     in its breaker, with its payload read
+"""
+
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from cmdbus.command import Command
-from cmdbus.context import Context
+from cmdbus.execution_outcome import ExecutionOutcome
+from cmdbus.instruments import Entered, Instrument
 
 if TYPE_CHECKING:
     import psycopg
 
+    from cmdbus.command import Command
+    from cmdbus.context import Context
+
+#: A handler, or all that is inside of a layer.
+Run = Callable[["Command[Any]", "Context"], Any]
+#: Makes of a function the same one within something.
+Layer = Callable[[Run], Run]
 #: Called with the command and its context.
-Surroundings = Callable[[Command[Any], Context], AbstractContextManager[object]]
+Surroundings = Callable[["Command[Any]", "Context"], AbstractContextManager[object]]
 #: Called with the outcome that is committed, and the error that has led to it.
 AfterSettlement = Callable[[Any, BaseException | None], object]
 
 
 class SurroundedExecution(Protocol):
     """What a worker does for the surroundings of a handler."""
+
+    def returned(self, result: object, /) -> ExecutionOutcome:
+        """What becomes of the command if the handler has returned this. Raises if it cannot be
+        stored."""
+
+    def raised(self, error: BaseException, middleware: str = "", /) -> ExecutionOutcome:
+        """What becomes of the command with this error, which is that of the `middleware`, if one
+        is named."""
 
     @property
     def is_first(self) -> bool:
@@ -53,17 +76,78 @@ class SurroundedExecution(Protocol):
         has the lease, or if the execution has timed out."""
 
 
-def execution_of(context: Context) -> SurroundedExecution:
+def execution_of(context: "Context") -> SurroundedExecution:
     return cast(SurroundedExecution, context._execution)
 
 
-def surrounded(
-    run: Callable[[Command[Any], Context], Any], surroundings: Surroundings
-) -> Callable[[Command[Any], Context], Any]:
-    """`run` inside of what this registry's surroundings are for the execution."""
+def within(layers: Sequence[Layer]) -> Layer:
+    """All these as one, the first of which is the outermost. Each sees `context.outcome` of what is
+    inside of it."""
 
-    def inside(command: Command[Any], context: Context) -> Any:
-        with surroundings(command, context):
-            return run(command, context)
+    def surround(run: Run) -> Run:
+        surrounded = _noting_outcome(run)
+        for layer in reversed(layers):
+            surrounded = layer(surrounded)
+        return surrounded
+
+    return surround
+
+
+def _noting_outcome(run: Run) -> Run:
+    def inside(command: "Command[Any]", context: "Context") -> Any:
+        execution = execution_of(context)
+        try:
+            result = run(command, context)
+            context.outcome = execution.returned(result)
+        except BaseException as error:
+            context.outcome = execution.raised(error)
+            raise
+        return result
+
+    return inside
+
+
+def managed(surroundings: Surroundings, run: Run) -> Run:
+    """`run` within a context manager that is made for each execution."""
+
+    def inside(command: "Command[Any]", context: "Context") -> Any:
+        try:
+            with surroundings(command, context):
+                return run(command, context)
+        except BaseException as error:
+            note_error(context, error)
+            raise
+        note_swallowed(context)
+        return None
+
+    return inside
+
+
+def note_error(context: "Context", error: BaseException, middleware: str = "") -> None:
+    """Of the `middleware`, or whatever has no name; unless it is that of what is inside."""
+    outcome = context.outcome
+    if outcome is None or outcome.error is not error:
+        context.outcome = execution_of(context).raised(error, middleware)
+
+
+def note_swallowed(context: "Context") -> None:
+    """An error of what is inside is none of the command's any longer."""
+    context.outcome = execution_of(context).returned(None)
+
+
+def observed(instruments: Sequence[Instrument], run: Run) -> Run:
+    """`run` as these instruments see it."""
+
+    def inside(command: "Command[Any]", context: "Context") -> Any:
+        entered = Entered()
+        for instrument in instruments:
+            entered.enter(instrument, "executing", command, context)
+        try:
+            result = run(command, context)
+        except BaseException as error:
+            entered.leave(error)
+            raise
+        entered.leave(None)
+        return result
 
     return inside

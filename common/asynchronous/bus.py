@@ -163,7 +163,7 @@ class AsyncCommandBus(AsyncSenders):
         begin = partial(CommandBus.call, self._bus, *args, **keywords)
         call: Call = await self._own.run(begin, waits=False)
         self._check_open()
-        with self._reader(call.listener).expecting(call) as news:
+        with call.observed(), self._reader(call.listener).expecting(call) as news:
             await self._run(lambda _, **own: call.send(**own), None)
             while not call.has_ended:
                 await news.wait(call.pause())
@@ -243,9 +243,10 @@ class AsyncCommandBus(AsyncSenders):
         return self._readers.setdefault(listener, reader)
 
     async def _waited(self, wait: Wait[R]) -> R:
-        while True:
-            records = await self._run(partial(CommandBus._poll, wait=wait), None)
-            pause = wait.pause_after(records)
-            if pause is None:
-                return records[0]
-            await asyncio.sleep(pause)
+        with wait.observed():
+            while True:
+                records = await self._run(partial(CommandBus._poll, wait=wait), None)
+                pause = wait.pause_after(records)
+                if pause is None:
+                    return records[0]
+                await asyncio.sleep(pause)

@@ -1,11 +1,12 @@
 """The methods of `CommandBus` about batches: commands that are sent together and end together."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
+from cmdbus import instruments
 from cmdbus.checks import (
     check_aware,
     check_id,
@@ -17,6 +18,7 @@ from cmdbus.checks import (
 from cmdbus.clock import time
 from cmdbus.database.pool import Connection
 from cmdbus.errors import BatchNotFoundError, InvalidOperationError
+from cmdbus.instruments import SendingAll
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.batch_requests import Source, encoded
 from cmdbus.producer.connections import Connections
@@ -31,13 +33,14 @@ from cmdbus.producer.records import (
     check_status,
 )
 from cmdbus.producer.requests import Outgoing, SendRequest, SendRules
-from cmdbus.producer.send_hook import Hook, SendHook
 from cmdbus.producer.sending import BulkSend, SendAttempt, Sender
 from cmdbus.producer.steering import Steering, canceled_chunks
 from cmdbus.producer.store import Store
 from cmdbus.producer.waits import BatchWait, Wait
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from cmdbus.producer.sends import Sends
+
 R = TypeVar("R", CommandRecord, BatchRecord)
 
 
@@ -56,6 +59,8 @@ class BatchCreation:
     ) -> None:
         """`after`: what is sent when the batch is complete, and when it is canceled."""
         self.batch_id = new_id()
+        #: Number of its commands and processes, once they are written.
+        self.total = 0
         self._store, self._sender, self._rules = store, sender, rules
         self._source, self._starts = source, starts
         on_complete, on_cancel = map(encoded, after)
@@ -83,6 +88,7 @@ class BatchCreation:
                 self._sender.check_admission(process.domain, admission, 1)
             if not total:
                 raise ValueError("Batch must contain at least one command")
+            self.total = total
             if self._own.requests:
                 self._sender.identify(connection, self._own, new_call())
             self._store.value(
@@ -91,20 +97,14 @@ class BatchCreation:
 
 
 class Batches(Steering):
-    """The methods of CommandBus about batches, and what they share with its sends: the hook
-    `on_send`, and calls that are repeated."""
+    """The methods of CommandBus about batches."""
 
     def __init__(
-        self,
-        connections: Connections,
-        rules: SendRules,
-        store: Store,
-        on_send: Hook | None,
+        self, connections: Connections, rules: SendRules, store: Store, sends: "Sends"
     ) -> None:
         super().__init__(connections, rules.priorities)
-        self._rules = rules
-        self._on_send = None if on_send is None else SendHook(on_send, rules.encoder)
-        self._store, self._sender = store, Sender(store)
+        self._rules, self._sends = rules, sends
+        self._store, self._sender = store, sends.sender
 
     def create_batch(
         self,
@@ -133,19 +133,37 @@ class Batches(Steering):
         Raises what `send_many` and `start_process` raise, and ValueError if there is neither a
         request nor a process.
         """
-        values = {
-            "domain": check_name("domain", domain),
-            "name": check_text("name", name),
-            "data": self._rules.encode(data),
-        }
-        after = self._after(on_complete), self._after(on_cancel)
-        source = Source(requests, self._seen)
-        starts = starts_of(processes, self._rules)
-        creation = BatchCreation(
-            self._store, self._sender, self._rules, source, values, after, starts
-        )
-        self._run(connection, creation.write)
+        values = {"domain": domain, "name": name, "data": data}
+        after = on_complete, on_cancel
+        if not instruments.installed:
+            creation = self._creation(values, requests, after, processes)
+            self._sends.run(connection, creation.write)
+            return creation.batch_id
+        known = requests if isinstance(requests, list | tuple) else ()
+        with SendingAll(known, "create_batch") as sending:
+            creation = self._creation(values, requests, after, processes)
+            self._sends.run(connection, creation.write)
+            sending.sent([creation.batch_id], creation.total)
         return creation.batch_id
+
+    def _creation(
+        self,
+        given: Mapping[str, Any],
+        requests: Iterable[SendRequest],
+        after: Sequence[SendRequest | None],
+        processes: Iterable[ProcessRequest],
+    ) -> BatchCreation:
+        values = {
+            "domain": check_name("domain", given["domain"]),
+            "name": check_text("name", given["name"]),
+            "data": self._rules.encode(given["data"]),
+        }
+        checked = [self._after(request) for request in after]
+        source = Source(requests, self._sends.seen)
+        starts = starts_of(processes, self._rules)
+        return BatchCreation(
+            self._store, self._sender, self._rules, source, values, checked, starts
+        )
 
     def get_batch(
         self, batch_id: UUID | str, *, connection: CallersConnection | None = None
@@ -256,8 +274,9 @@ class Batches(Steering):
         return self._waited(BatchWait(batch_id, timeout))
 
     def _waited(self, wait: Wait[R]) -> R:
-        while (pause := wait.pause_after(records := self._poll(wait))) is not None:
-            time.sleep(pause)
+        with wait.observed():
+            while (pause := wait.pause_after(records := self._poll(wait))) is not None:
+                time.sleep(pause)
         return records[0]
 
     def _poll(self, wait: Wait[R], *, connection: CallersConnection | None = None) -> list[R]:
@@ -273,26 +292,10 @@ class Batches(Steering):
             raise ValueError(
                 f"on_complete and on_cancel must be SendRequests, not {type(request).__name__}"
             )
-        command = self._rules.check(self._seen(request), new_id())
+        command = self._rules.check(self._sends.seen(request), new_id())
         if command.unique_key is not None:
             raise ValueError(
                 "on_complete and on_cancel take no unique key: what a batch sends at its end is "
                 "not refused"
             )
         return command
-
-    def _seen(self, request: SendRequest) -> SendRequest:
-        return request if self._on_send is None else self._on_send(request)
-
-    def _run(
-        self,
-        connection: CallersConnection | None,
-        send: Callable[[Connection, SendAttempt], T],
-        within: float | None = None,
-    ) -> T:
-        """Sends in the caller's transaction, or as a call that may be repeated. `within`: see `use`
-        of the connections."""
-        number = None if connection is not None else new_call()
-        return self._connections.use(
-            connection, lambda c, again: send(c, SendAttempt(number, again)), "producer", within
-        )

@@ -43,7 +43,7 @@ from cmdbus.producer.rights import ReadingRights
 from cmdbus.producer.searching import Searching
 from cmdbus.producer.send_hook import Hook
 from cmdbus.producer.senders import Senders
-from cmdbus.producer.sending import BulkSend
+from cmdbus.producer.sends import Sends
 from cmdbus.producer.store import Store
 from cmdbus.producer.troubleshooting import Troubleshooting
 from cmdbus.producer.waits import CommandWait
@@ -108,7 +108,8 @@ class CommandBus(
         which a call waits for one of the connections that a `dsn` leads to.
         """
         rules, store = SendRules.of(priorities, max_bytes, encoder), Store(schema, prepare=prepare)
-        super().__init__(Connections(dsn, pool, store, timeout), rules, store, on_send)
+        connections = Connections(dsn, pool, store, timeout)
+        super().__init__(connections, rules, store, Sends(connections, rules, store, on_send))
         self._purge_allowed = purge_allowed
         self._troubleshooting = Troubleshooting(self._connections, rules)
         self._calls = Calls(self._connections, schema)
@@ -155,24 +156,15 @@ class CommandBus(
         options = priority, delay, run_at, correlation_id, reply_to, max_attempts, key
         more = unique, on_conflict, unique_until, expires, headers
         request = SendRequest(domain, type, data, command_id, *options, *more)
-        if self._on_send is not None:
-            request = self._seen(request)
-        command = self._rules.check(request, new_id())
-        return self._run(connection, lambda c, attempt: self._sender.send(c, command, attempt))
+        return self._sends.one(request, connection)
 
     def send_many(
         self, requests: Iterable[SendRequest], *, connection: CallersConnection | None = None
     ) -> list[UUID]:
         """Sends all `requests` in one transaction, or none, and returns their ids in order, with
         those of existing commands in their places. Raises what `send` raises."""
-        seen = check_iterable("requests", requests, "SendRequests")
-        if self._on_send is not None:
-            seen = map(self._seen, seen)
-        bulk = BulkSend(list(seen))
-        if bulk.requests:
-            check = self._rules.check
-            self._run(connection, lambda c, attempt: self._sender.send_all(c, bulk, check, attempt))
-        return bulk.ids
+        given = check_iterable("requests", requests, "SendRequests")
+        return self._sends.all(list(given), connection)
 
     def call(
         self,
@@ -203,8 +195,7 @@ class CommandBus(
 
     def _begun(self, request: SendRequest, timeout: float) -> Call:
         seconds = check_seconds("timeout", timeout)
-        if self._on_send is not None:
-            request = self._seen(request)
+        request = self._sends.seen(request)
         command = self._rules.check(request, new_id())
         if command.own or command.on_conflict == EXISTING:
             raise ValueError(
@@ -213,11 +204,7 @@ class CommandBus(
             )
 
         def send(connection: CallersConnection | None, caller: int, within: float) -> None:
-            self._run(
-                connection,
-                lambda c, attempt: self._sender.send(c, command, attempt, caller),
-                within,
-            )
+            self._sends.called(request, command, caller, connection, within)
 
         return Call(self._calls, command.domain, command.command_id, seconds, send)
 

@@ -7,12 +7,13 @@ the outcome of its command itself.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from uuid import UUID
 
 import psycopg
 
+from cmdbus import instruments
 from cmdbus.backoff import Backoff
 from cmdbus.clock import time
 from cmdbus.data import decode
@@ -57,6 +58,10 @@ class Call:
         #: As it was read; None before that.
         self._state: str | None = None
         self._end: Sequence[Any] | None = None
+
+    def observed(self) -> AbstractContextManager[object]:
+        """For the instruments of the process."""
+        return instruments.waiting("call", self._domain, self.command_id)
 
     @property
     def has_ended(self) -> bool:
@@ -111,7 +116,7 @@ class Call:
 
 def complete(call: Call) -> Any:
     """Sends its command, waits in this thread, and returns the command's result."""
-    with call.listener.expecting(call.command_id) as news:
+    with call.observed(), call.listener.expecting(call.command_id) as news:
         call.send()
         while not call.has_ended:
             pause = call.pause()

@@ -15,6 +15,9 @@ from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.requests import SendRules
 from cmdbus.producer.store import AdmissionResult, Store
 
+#: The type of the command that starts a process.
+START = "process:start"
+
 
 @dataclass(slots=True)
 class ProcessRequest:

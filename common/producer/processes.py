@@ -5,16 +5,18 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from cmdbus import instruments
 from cmdbus.checks import check_id, check_operator, check_text, check_whole
 from cmdbus.errors import InvalidOperationError, ProcessNotFoundError
+from cmdbus.instruments import SendingAll
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.arguments import check_latest, check_remark
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.process_records import ProcessRecord, ProcessStatus, ProcessStep
-from cmdbus.producer.process_starts import ProcessRequest, ProcessStart, start
+from cmdbus.producer.process_starts import START, ProcessRequest, ProcessStart, start
 from cmdbus.producer.records import AuditEvent, check_status
-from cmdbus.producer.requests import SendRules, check_conditions
+from cmdbus.producer.requests import SendRequest, SendRules, check_conditions
 from cmdbus.producer.sending import SendAttempt, Sender
 from cmdbus.producer.store import Store
 
@@ -56,13 +58,24 @@ class Processes:
         request = ProcessRequest(domain, type, state, process_id, version, headers)
         process = ProcessStart.of(request, self._rules)
         batch = None if batch_id is None else check_id("batch_id", batch_id)
+        if not instruments.installed:
+            self._start_process(process, batch, connection)
+            return process.process_id
+        sent = SendRequest(domain, START, correlation_id=process.process_id)
+        with SendingAll([sent], "start_process") as sending:
+            self._start_process(process, batch, connection)
+            sending.sent([process.process_id])
+        return process.process_id
+
+    def _start_process(
+        self, process: ProcessStart, batch_id: UUID | None, connection: CallersConnection | None
+    ) -> None:
         admission = self._connections.use(
             connection,
-            lambda c, _: start(self._store, c, process, batch, joins=batch is not None),
+            lambda c, _: start(self._store, c, process, batch_id, joins=batch_id is not None),
             "producer",
         )
-        self._sender.check_admission(domain, admission, 1)
-        return process.process_id
+        self._sender.check_admission(process.domain, admission, 1)
 
     def get_process(
         self, process_id: UUID | str, *, connection: CallersConnection | None = None

@@ -1,8 +1,10 @@
 """Waiting for the end of a command or a batch: when it is read again, and what is raised."""
 
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Generic, TypeVar
 from uuid import UUID
 
+from cmdbus import instruments
 from cmdbus.backoff import Backoff
 from cmdbus.checks import check_id, check_seconds
 from cmdbus.clock import time
@@ -21,11 +23,19 @@ class Wait(Generic[T]):
     #: What is read, and by which statement.
     kind: type[T]
     statement: ClassVar[str]
+    #: As instruments see it, and the value that is its id.
+    _operation: ClassVar[str]
+    _id: ClassVar[str]
 
     def __init__(self, values: dict[str, Any], timeout: float) -> None:
         self.values, self._timeout = values, timeout
         self._deadline = time.monotonic() + check_seconds("timeout", timeout)
         self._backoff = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+
+    def observed(self) -> AbstractContextManager[object]:
+        """For the instruments of the process."""
+        domain, id_ = self.values.get("domain"), self.values[self._id]
+        return instruments.waiting(self._operation, domain, id_)
 
     @property
     def within(self) -> float:
@@ -56,6 +66,7 @@ class Wait(Generic[T]):
 
 class CommandWait(Wait[CommandRecord]):
     kind, statement = CommandRecord, "read_command"
+    _operation, _id = "wait", "command_id"
 
     def __init__(self, domain: str, command_id: UUID | str, timeout: float) -> None:
         super().__init__(check_command(domain, command_id), timeout)
@@ -75,6 +86,7 @@ class CommandWait(Wait[CommandRecord]):
 
 class BatchWait(Wait[BatchRecord]):
     kind, statement = BatchRecord, "read_batch"
+    _operation, _id = "wait_batch", "batch_id"
 
     def __init__(self, batch_id: UUID | str, timeout: float) -> None:
         super().__init__({"batch_id": check_id("batch_id", batch_id)}, timeout)

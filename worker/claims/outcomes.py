@@ -112,6 +112,12 @@ def failed(
     )
 
 
+def within_middleware(outcome: Outcome, name: str) -> Outcome:
+    """The outcome of an error that a middleware has raised, and not the handler."""
+    message = _text(f"in the middleware {name}: {outcome.message}", MAX_MESSAGE)
+    return replace(outcome, message=message)
+
+
 def troubled(code: str, message: str) -> Outcome:
     """The outcome of a command that must not be executed: an operator decides."""
     return Outcome(

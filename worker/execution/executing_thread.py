@@ -3,7 +3,7 @@
 from typing import Protocol, TypeVar
 
 from cmdbus.handlers import Handler, HandlerFunction
-from cmdbus.surroundings import Surroundings
+from cmdbus.surroundings import Layer
 from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.claims.claim import Connection
 
@@ -14,8 +14,8 @@ class Handled(Protocol):
     """What applies to all commands of a type: see HandledType."""
 
     handler: Handler
-    #: Around each call, if the registry has any.
-    surroundings: Surroundings | None
+    #: Around each call, if there are any.
+    surroundings: Layer | None
     run: HandlerFunction
     max_attempts: int
     timeout: float

@@ -90,6 +90,8 @@ class Execution:
     _over = False
     #: Those that breakers guard; None before the first one.
     _calls: Calls | None = None
+    #: The same number, however often the pause before a retry is asked for.
+    _rand = cached_property(lambda _: random.random())
 
     def __init__(
         self,
@@ -103,10 +105,10 @@ class Execution:
         self.max_attempts = claim.max_attempts or handled.max_attempts
         #: Seconds, extensions included.
         self.timeout = handled.timeout
-        self.began_ns = began_ns = time.monotonic_ns()
-        self.began = began = began_ns / 1e9
+        self.began_ns = time.monotonic_ns()
+        self.began = self.began_ns / 1e9
         #: Monotonic time; includes extensions, and the time for which the process stalled.
-        self.due = began + handled.timeout
+        self.due = self.began + handled.timeout
         self._handled = handled
         self._thread = thread
         #: For the transaction, which other threads of the handler may open or limit.
@@ -219,7 +221,7 @@ class Execution:
             max_attempts=self.max_attempts,
             policy=self._handled.handler.policy,
             retry_after=self.retry_delay,
-            rand=random.random(),
+            rand=self._rand,
             encoder=self._handled.handler.encoder,
         )
 
@@ -337,10 +339,8 @@ class Execution:
     def _limits(self) -> dict[str, float]:
         allowed = self.due - self.began
         own = self._handled.handler.statement_timeout
-        return {
-            "statement": own or self._timeouts.statement_for(allowed),
-            "idle": self._timeouts.idle_for(allowed),
-        }
+        statement = own or self._timeouts.statement_for(allowed)
+        return {"statement": statement, "idle": self._timeouts.idle_for(allowed)}
 
     def _begin(self, session: Connection) -> HandlerTransaction:
         return HandlerTransaction(self._statements, session, self._marker, **self._limits())

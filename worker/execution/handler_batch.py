@@ -1,13 +1,15 @@
 """What a handler can do with the batch of its command."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from uuid import UUID
 
+from cmdbus import instruments
 from cmdbus.checks import check_iterable
 from cmdbus.data import MAX_BYTES
 from cmdbus.database.executor import Executor
+from cmdbus.instruments import SendingAll
 from cmdbus.payloads.forms import Encoder
 from cmdbus.producer.batch_requests import check_joined
 from cmdbus.producer.requests import SendRequest, SendRules
@@ -34,9 +36,18 @@ class HandlerBatch:
         self._rules = _RULES if encoder is None else replace(_RULES, encoder=encoder)
 
     def add(self, requests: Iterable[SendRequest]) -> list[UUID]:
-        bulk = BulkSend(list(check_iterable("requests", requests, "SendRequests")))
-        if not bulk.requests:
+        given = list(check_iterable("requests", requests, "SendRequests"))
+        if not given:
             return []
+        if not instruments.installed:
+            return self._add(given)
+        with SendingAll(given, "batch.add") as sending:
+            ids = self._add(given)
+            sending.sent(ids)
+        return ids
+
+    def _add(self, requests: Sequence[SendRequest]) -> list[UUID]:
+        bulk = BulkSend(requests)
         connection = self._open_transaction()
         # After an error the transaction stays usable.
         with connection.transaction():

@@ -11,12 +11,13 @@ from typing import Any
 from cmdbus.command import Command
 from cmdbus.command_log import log_about
 from cmdbus.context import Context
-from cmdbus.errors import InvalidOperationError
+from cmdbus.errors import BreakerOpenError, InvalidOperationError, NotHereError
+from cmdbus.execution_outcome import ExecutionOutcome
 from cmdbus.surroundings import AfterSettlement
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
-from cmdbus.worker.claims.outcomes import Outcome
+from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, within_middleware
 from cmdbus.worker.claims.settlement import settle_one
-from cmdbus.worker.execution.application_code import leave_fork
+from cmdbus.worker.execution.application_code import leave_fork, storable
 from cmdbus.worker.execution.autocommit_session import AutocommitSession
 from cmdbus.worker.execution.execution import Execution
 from cmdbus.worker.execution.handler_connection import (
@@ -27,6 +28,11 @@ from cmdbus.worker.execution.handler_connection import (
 from cmdbus.worker.execution.handler_transaction import HandlerTransaction
 
 logger = logging.getLogger(__name__)
+
+#: Of the kinds of outcomes that middleware knows by another name.
+_STATUS = {OutcomeKind.TROUBLE: "TROUBLESHOOTING"}
+# What a NamedTuple's class does, in half the time.
+_new = tuple.__new__
 
 _IN_AUTOCOMMIT = (
     "context.connection was used by a handler in autocommit mode: it has no transaction that "
@@ -46,6 +52,38 @@ class SurroundedExecution(Execution):
     _afterwards: Sequence[tuple[Variables, AfterSettlement]] = ()
     #: They are being called.
     _is_afterwards = False
+    #: What the handler has returned, as it is stored.
+    _returned: tuple[object, Outcome] | None = None
+    #: An error of a middleware, and the name of that.
+    _blamed: tuple[BaseException, str] | None = None
+    #: It runs by itself after an error.
+    _is_in_group = False
+
+    def returned(self, result: object) -> ExecutionOutcome:
+        self._leave_if_forked()
+        if self.again_in is not None:
+            return ExecutionOutcome("AGAIN", delay=self.again_in)
+        # Before the surroundings are left: they see the error of a result that cannot be stored.
+        self._returned = result, storable(result, self._handled.handler.encoder)
+        return _new(ExecutionOutcome, ("COMPLETED", result, None, None, None))
+
+    def raised(self, error: BaseException, middleware: str = "") -> ExecutionOutcome:
+        self._leave_if_forked()
+        if middleware:
+            self._blamed = error, middleware
+        if isinstance(error, BreakerOpenError):
+            return ExecutionOutcome("DEFERRED", None, error, "BREAKER_OPEN", error.retry_after)
+        if self._is_in_group or self.is_cut_off(error):
+            code = error.code if isinstance(error, NotHereError) else None
+            return ExecutionOutcome("DEFERRED", None, error, code)
+        outcome = self._fate(error)
+        status = _STATUS.get(outcome.kind, outcome.kind.value)
+        return _new(ExecutionOutcome, (status, None, error, outcome.code, outcome.delay))
+
+    def _leave_if_forked(self) -> None:
+        """Nothing around the handler may see the end of another process."""
+        if os.getpid() != self._thread.pid:
+            leave_fork()
 
     @property
     def is_in_a_tests_transaction(self) -> bool:
@@ -101,16 +139,12 @@ class SurroundedExecution(Execution):
         self, first: Execution, handle: Callable[[Command], object], command: Command
     ) -> None:
         """Calls `handle` instead of the handler, in the transaction of the first one of a group."""
-        self._used_session = first._used_session
+        self._used_session, self._is_in_group = first._used_session, True
         context = Context(command, self, self.claim.attempts + 1, self.max_attempts)
         surroundings = self._handled.surroundings
         assert surroundings is not None
-
-        def run() -> None:
-            with surroundings(command, context):
-                handle(command)
-
-        copy_context().run(run)
+        run = surroundings(lambda command, context: handle(command))
+        copy_context().run(run, command, context)
 
     def call_afterwards(self, outcome: Outcome, error: BaseException | None = None) -> None:
         """What waits for this outcome to be committed."""
@@ -145,6 +179,18 @@ class SurroundedExecution(Execution):
         if self._used_session is not None and self._used_session.autocommit is not None:
             raise InvalidOperationError(_IN_AUTOCOMMIT)
         return super()._begin(session)
+
+    def _outcome(self, result: object) -> Outcome:
+        stored = self._returned
+        if self.again_in is None and stored is not None and stored[0] is result:
+            return stored[1]
+        return super()._outcome(result)
+
+    def _failed(self, error: BaseException) -> Outcome:
+        outcome = super()._failed(error)
+        if self._blamed is None or self._blamed[0] is not error:
+            return outcome
+        return within_middleware(outcome, self._blamed[1])
 
     def _execute(self, data: Any) -> Outcome | None:
         outcome = super()._execute(data)

@@ -4,7 +4,7 @@ the counters, and how long its runs take. No clock inside."""
 from cmdbus.board.seats import Seat
 from cmdbus.handlers import Handler
 from cmdbus.registry import HandlerRegistry
-from cmdbus.surroundings import Surroundings, surrounded
+from cmdbus.surroundings import Layer
 from cmdbus.timeouts import Timeouts
 
 #: Seconds of a run below which a type is quick: it is claimed ahead of the threads.
@@ -48,12 +48,12 @@ class HandledType:
         handler: Handler,
         seat: Seat,
         timeouts: Timeouts,
-        surroundings: Surroundings | None = None,
+        surroundings: Layer | None = None,
     ) -> None:
         self.handler = handler
         self.surroundings = surroundings
         #: The handler, within its surroundings if there are any.
-        self.run = handler.run if surroundings is None else surrounded(handler.run, surroundings)
+        self.run = handler.run if surroundings is None else surroundings(handler.run)
         #: The name of the circuit breaker that it is bound to.
         self.breaker = handler.breaker
         #: Of commands whose sender has set none.
@@ -84,5 +84,6 @@ class HandledTypes:
     def _add(self, domain: str, type: str) -> HandledType:
         handler = self._registry.find(domain, type)
         assert handler is not None, "only types with a handler are claimed"
-        added = HandledType(handler, self._seat, self._timeouts, self._registry.surroundings)
+        surroundings = self._registry.surroundings_of(domain, type)
+        added = HandledType(handler, self._seat, self._timeouts, surroundings)
         return self._types.setdefault((domain, type), added)

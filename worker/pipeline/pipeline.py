@@ -27,6 +27,7 @@ from uuid import UUID
 
 import psycopg
 
+from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.command_log import log_about
@@ -134,6 +135,7 @@ class Pipeline:
         if stays:
             thread.slot.end(time.monotonic_ns())
             self._telemetry.lost(thread.slot, claim)
+            self.unsettled.report_other_end(claim, OutcomeLabel.LOST)
             self.in_flight.free([claim])
             self.breakers.not_settled(claim)
         message = (

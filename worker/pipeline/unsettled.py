@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 
+from cmdbus import instruments
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
@@ -19,6 +20,7 @@ from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.claims.claim import Claim, Finished, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
+from cmdbus.worker.claims.ended_executions import other_end, settled_executions
 from cmdbus.worker.claims.ends import log_end, log_not_settled
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_a_right, reason
@@ -53,8 +55,8 @@ class Unsettled:
         self._row_locked_until = 0.0
         #: The latest warning, which is not repeated.
         self._last_warning = ""
-        #: Messages about settled commands. A handler that hangs may hold the lock of the log, which
-        #: must stop neither a settlement nor the leadership.
+        #: Messages about settled commands, to the log and to instruments. A handler that hangs may
+        #: hold the lock of either, which must stop neither a settlement nor the leadership.
         self.unlogged: deque[Callable[[], None]] = deque()
 
     def __bool__(self) -> bool:
@@ -150,6 +152,8 @@ class Unsettled:
             done = [finished for finished in done if fence_of(finished.claim) not in fences]
         for finished in self._telemetry.settled(slot, done):
             self.log_later(partial(log_end, finished))
+        if instruments.installed and done:
+            self.log_later(partial(instruments.settled, settled_executions(done)))
         if self.breakers is not None:
             self.breakers.settled(finished.claim for finished in done)
         self._in_flight.free([finished.claim for finished in done])
@@ -173,6 +177,7 @@ class Unsettled:
     def _found_out(self, slot: Slot, finished: Finished, end: OutcomeLabel | None) -> None:
         if end is None or end is OutcomeLabel.LOST or end is OutcomeLabel.CANCELED:
             self._telemetry.ended_elsewhere(slot, finished.claim, end or OutcomeLabel.LOST)
+            self.report_other_end(finished.claim, end or OutcomeLabel.LOST, finished)
             if self.breakers is not None:
                 self.breakers.not_settled(finished.claim)
             self._in_flight.free([finished.claim])
@@ -184,6 +189,13 @@ class Unsettled:
             # Settled in its own transaction, or timed out before that was known.
             finished = finished._replace(outcome=Outcome(kind=kind, charged=charged))
         self.settled(slot, [finished])
+
+    def report_other_end(
+        self, claim: Claim, end: OutcomeLabel, finished: Finished | None = None
+    ) -> None:
+        """To the instruments of the process: this execution was not settled."""
+        if instruments.installed:
+            self.log_later(partial(instruments.settled, [other_end(claim, end, finished)]))
 
     def not_settled(self, claim: Claim, max_attempts: int, seconds: float) -> None:
         """The settlement in the command's own transaction found no row."""

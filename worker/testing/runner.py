@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from cmdbus import instruments
+from cmdbus.board.counters import OutcomeLabel
 from cmdbus.errors import InvalidOperationError
 from cmdbus.registry import HandlerRegistry
 from cmdbus.testing.due import DueClaims
@@ -13,6 +15,7 @@ from cmdbus.worker.breakers.breakers import Breakers
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import PooledConnections
+from cmdbus.worker.claims.ended_executions import other_end, settled_executions
 from cmdbus.worker.claims.settlement import settle_one
 from cmdbus.worker.declaring import app_of_worker, declare
 from cmdbus.worker.pipeline.batch_transitions import BatchTransitions
@@ -128,6 +131,9 @@ class Runner:
             self._breakers.not_settled(claim)
         else:
             self._breakers.settled([claim])
+        if instruments.installed:
+            lost = [other_end(claim, OutcomeLabel.LOST)]
+            instruments.settled(lost if settled is None else settled_executions([settled]))
         if (breaker := self._handled_types.find(claim.domain, claim.type).breaker) is not None:
             self._breakers.give_back(breaker, claim)
         self._in_flight.free([claim])
