@@ -34,6 +34,18 @@ def test_sql_sends_in_its_own_transaction(dsn: str) -> None:
         assert record.due_at - record.created_at > timedelta(minutes=59)
 
 
+def test_sql_sends_headers(dsn: str) -> None:
+    """As they are in all kinds of sends; none are NULL."""
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        for more in ("", ", p_unique => 'u'", ", p_delay => '1 hour'"):
+            query = f"SELECT cmdbus.send('payments', 'Debit', p_headers => %s{more})".encode()
+            for given, stored in (('{"tenant" : "blue"}', {"tenant": "blue"}), (None, {})):
+                row = connection.execute(query, (given,)).fetchone()
+                assert row is not None
+                assert found(bus, row[0]).headers == stored
+                bus.cancel("payments", row[0])
+
+
 def test_a_trigger_sends(dsn: str) -> None:
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         connection.execute(
@@ -54,6 +66,35 @@ def test_a_trigger_sends(dsn: str) -> None:
         ("NULL, 'Debit'", "p_domain must be a letter"),
         ("'payments', E'a\\nb'", "p_type must be a letter"),
         ("'payments', 'Debit', p_priority => 11", "p_priority must be from 0"),
+        (
+            "'payments', 'Debit', p_headers => '[]'",
+            "p_headers must be an object of names",
+        ),
+        (
+            "'payments', 'Debit', p_headers => '5'",
+            "p_headers must be an object of names",
+        ),
+        (
+            "'payments', 'Debit', p_headers => '{\"a b\": \"\"}'",
+            "the name of a header in p_headers",
+        ),
+        (
+            "'payments', 'Debit', p_headers => '{\"a\": 1}'",
+            "header a in p_headers must be text",
+        ),
+        (
+            "'payments', 'Debit', p_headers => json_build_object('a', repeat('x', 4001))",
+            "header a in p_headers must be text of at most 4000 characters",
+        ),
+        (
+            "'payments', 'Debit', p_headers => json_build_object('a', repeat('x', 9000))",
+            "p_headers has 9010 bytes: at most 8192 are taken",
+        ),
+        (
+            "'payments', 'Debit', p_headers => (SELECT json_object_agg('h' || n, '')"
+            " FROM generate_series(1, 33) n)",
+            "p_headers has 33 headers: at most 32 are taken",
+        ),
         ("'payments', 'Debit', p_delay => '-1 s'", "p_delay must be from 0"),
         ("'payments', 'Debit', p_max_attempts => 0", "p_max_attempts must be from 1"),
         ("'payments', 'Debit', p_reply_to => ''", "p_reply_to must be a letter"),
