@@ -21,6 +21,7 @@ PACKAGES = {
     "cmdbus.worker": "worker",
     "cmdbus.supervisor": "supervisor",
     "cmdbus.django": "worker/django",
+    "cmdbus.prometheus": "worker/prometheus",
     "cmdbus.testing": "worker/testing",
 }
 #: The floor plan: each room, and the rooms that it may import.
@@ -79,6 +80,7 @@ FLOOR_PLAN |= {
         *[*COMMON, "cmdbus.embedded", "cmdbus.worker"],
         *[CLAIMS, BREAKERS, EXECUTION, PIPELINE, STEWARD, WAITING],
     ],
+    "cmdbus.prometheus": [*COMMON, "cmdbus.asynchronous", "cmdbus.worker", PROBES],
     "cmdbus.supervisor": [*SHARED, "cmdbus.board"],
     "cmdbus.supervisor.cli": [*SHARED, "cmdbus.board", "cmdbus.supervisor"],
     "cmdbus.worker.demo": [
@@ -91,7 +93,7 @@ DATABASE_ROOMS = {
     *["cmdbus.database", "cmdbus.integrations"],
     *["cmdbus.producer", "cmdbus.processes"],
     *[room for room in FLOOR_PLAN if room.startswith(("cmdbus.worker", "cmdbus.testing"))],
-    "cmdbus.django",
+    *["cmdbus.django", "cmdbus.prometheus"],
 }
 #: Rooms that are imported only inside functions: in a child of the supervisor or in a sub-command;
 #: and by the page, which gets its views and actions as arguments.
@@ -242,6 +244,7 @@ def test_modules_that_call_themselves_pure_are() -> None:
         ("time", {"cmdbus.clock"}),
         ("asyncio", {"cmdbus.asynchronous"}),
         ("psycopg", DATABASE_ROOMS),
+        ("prometheus_client", {"cmdbus.prometheus"}),
         (
             "django",
             {

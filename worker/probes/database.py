@@ -16,7 +16,7 @@ from cmdbus.database.adapters import Row
 from cmdbus.database.connect_errors import TOO_MANY_CONNECTIONS, classify
 from cmdbus.database.executor import Executor
 from cmdbus.database.statements import statement
-from cmdbus.errors import CmdbusError, SchemaError
+from cmdbus.errors import CmdbusError
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.sessions import abort_io, abort_io_at
 from cmdbus.worker.probes.responses import Gauges
@@ -127,10 +127,14 @@ class DepthGauge(SessionThread):
             with self.session(self._within) as connection:
                 self._latest = self._count(connection)
             self._counted_at, self._up = time.monotonic(), True
+            self.counted()
         except (psycopg.Error, CmdbusError, OSError) as error:
             self._up = answered(error)
             self.failed(error)
             self.close()
+
+    def counted(self) -> None:
+        """Called by the thread after a count."""
 
     def failed(self, error: Exception) -> None:
         """Called by the thread if it could not count."""
@@ -173,8 +177,7 @@ def _oldest(rows: list[Row]) -> dict[str, float]:
 
 def answered(error: Exception) -> bool:
     """Whether a server that is up has refused something: a right, a missing table."""
-    refusals = psycopg.ProgrammingError, psycopg.errors.QueryCanceled, SchemaError
-    return isinstance(error, refusals)
+    return isinstance(error, psycopg.ProgrammingError | psycopg.errors.QueryCanceled)
 
 
 class Reachability(SessionThread):

@@ -5,6 +5,7 @@ has no rate for that event.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from cmdbus.board.counters import CountersView, HistogramView, OutcomeLabel
 from cmdbus.board.health import Health
@@ -21,6 +22,8 @@ _STATES = ("ready", "in_progress", "scheduled", "limited", "troubleshooting")
 _HEALTH = {Health.HEALTHY: 0, Health.DEGRADED: 1, Health.CRITICAL: 2, Health.DATABASE_AWAY: 3}
 _NO_PROCESS = 4
 
+#: The values of labels.
+Key = TypeVar("Key", bound=tuple[str, ...])
 #: By the name of the family.
 Samples = dict[str, Iterable[Sample]]
 
@@ -65,8 +68,7 @@ def of_database(gauges: Gauges, domains: Iterable[str]) -> Samples:
 
 
 def histograms(
-    views: Mapping[tuple[str, str], HistogramView],
-    names: tuple[str, str] = ("domain", "type"),
+    views: Mapping[Key, HistogramView], names: tuple[str, ...] = ("domain", "type")
 ) -> Iterator[Sample]:
     """Bounds are written as OpenMetrics wants them: 1.0, not 1."""
     bounds = [*(repr(float(bound)) for bound in BUCKETS), "+Inf"]
