@@ -95,14 +95,16 @@ def test_only_what_is_given_is_shown(bus: CommandBus) -> None:
 
 
 def test_a_worker_has_health_and_threads_while_it_runs(dsn: str) -> None:
-    health = {(("seat", "0"),): 0.0}
-    worker = Worker(NOWHERE, handling())
-    with registered(worker=worker) as registry:
-        assert samples(registry, "cmdbus_health") == {(("seat", "0"),): 4}
-    with running(dsn, handling(), concurrency=2) as worker, registered(worker=worker) as registry:
-        assert eventually(lambda: samples(registry, "cmdbus_health") == health)
-        assert samples(registry, "cmdbus_threads") == {(("seat", "0"),): 2}
-        assert eventually(lambda: sum(samples(registry, "cmdbus_slots").values()) >= 2)
+    def health() -> list[float]:
+        return [*samples(registry, "cmdbus_health").values()]
+
+    with ExitStack() as opened:
+        with running(dsn, handling(), concurrency=2) as worker:
+            registry = opened.enter_context(registered(worker=worker))
+            assert eventually(lambda: health() == [0])
+            assert samples(registry, "cmdbus_threads") == {(("seat", "0"),): 2}
+            assert eventually(lambda: sum(samples(registry, "cmdbus_slots").values()) >= 2)
+        assert health() == [4]
 
 
 def test_a_registration_reads_nothing_and_refuses_a_second_one() -> None:
