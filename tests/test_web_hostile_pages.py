@@ -31,7 +31,8 @@ def hostile_views(bus: CommandBus, claimer: Claimer) -> list[str]:
     views = ["#/overview", "#/fleet", "#/commands", "#/limits", "#/breakers", "#/domain/payments"]
     for text in _TEXTS:
         name, key = text[:100], text[:200]
-        id_ = bus.send("payments", "Debit", {text: [text]}, key=key)
+        headers = {"own": text, "N" * 100: text}
+        id_ = bus.send("payments", "Debit", {text: [text]}, key=key, headers=headers)
         claim = claimer.claim_one()
         claimer.settle(ended(claim, troubled(name, text)))
         bus.troubleshooting.retry(

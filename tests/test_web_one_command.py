@@ -31,11 +31,13 @@ def test_a_command_is_shown_with_its_attempts_and_its_time(dsn: str, bus: Comman
     policy = RetryPolicy(max_attempts=2, backoff=(0.001,))
     registry.register("payments", "Debit", debit, retry=policy)
     data = {"account": "<b>\u202e</b>", "n": 12345678901234567890}
-    id_ = bus.send("payments", "Debit", data, key="k", reply_to="orders")
+    headers = {"own": "<b>\u202e</b>"}
+    id_ = bus.send("payments", "Debit", data, key="k", reply_to="orders", headers=headers)
     with running(dsn, registry):
         bus.wait("payments", id_)
     value = read(bus, id_)
     assert (value["status"], value["key"]) == ("IN_TROUBLESHOOTING_QUEUE", "k")
+    assert value["headers"] == headers
     assert decode(value["data"]["text"]) == data
     assert (value["data"]["cut"], value["data"]["problem"], value["result"]) == (False, None, None)
     assert value["attempts"] == 2
@@ -183,7 +185,7 @@ def test_everything_of_a_correlation_id_is_shown_as_a_tree(dsn: str, bus: Comman
 
 
 def test_a_monitor_sees_a_command_without_what_it_may_not_read(dsn: str, bus: CommandBus) -> None:
-    id_ = bus.send("payments", "Debit", {"secret": 1}, key="secret")
+    id_ = bus.send("payments", "Debit", {"secret": 1}, key="secret", headers={"own": "secret"})
     move_to_troubleshooting(dsn, message="secret")
     with role(dsn, "monitor") as monitor:
         [[name]] = monitor.execute("SELECT current_user::text").fetchall()

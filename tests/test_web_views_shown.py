@@ -20,7 +20,8 @@ def show_all(visit: Visit, views: Mapping[str, tuple[str, str]]) -> None:
 def test_each_view_opens_without_a_complaint_of_the_browser(
     visiting: Visiting, bus: CommandBus, dsn: str, tmp_path: Path
 ) -> None:
-    command_id = bus.send("payments", "Charge", {"amount": 5})
+    headers = {"tenant": "blue"}
+    command_id = bus.send("payments", "Charge", {"amount": 5}, headers=headers)
     batch_id = bus.create_batch("mail", [SendRequest("mail", "Send")], name="November")
     process_id = bus.start_process("orders", "Purchase", {})
     bus.schedules.add("nightly", "reports", "Build", every="1d")
@@ -29,7 +30,7 @@ def test_each_view_opens_without_a_complaint_of_the_browser(
         "#/overview": ("Overview", "Needs attention"),
         "#/fleet": ("Fleet", "No node has run here"),
         "#/commands": ("Commands", "mail / Send"),
-        f"#/command/payments/{command_id}": ("payments/Charge", "amount"),
+        f"#/command/payments/{command_id}": ("payments/Charge", "blue"),
         "#/troubleshooting": ("Troubleshooting", "Nothing waits for an operator"),
         "#/batches": ("Batches", "November"),
         f"#/batch/{batch_id}": ("Batch November", "mail/Send"),

@@ -1,6 +1,6 @@
 """`cmdbus send`, `get`, `cancel` and `reschedule`: commands, and what becomes of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from itertools import chain
@@ -29,6 +29,7 @@ from cmdbus.supervisor.cli.output import (
 from cmdbus.supervisor.cli.parameters import (
     data,
     expiry,
+    header,
     moment,
     past,
     priority,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
       cmdbus send reports Build @order.json --priority low --delay 2h
       jq .order db.json | cmdbus send orders Ship -
       cmdbus send reports Daily --unique daily-report-7 --on-conflict existing
+      cmdbus send orders Ship @order.json --header tenant=blue
     """,
 )
 @click.argument("domain")
@@ -87,9 +89,27 @@ if TYPE_CHECKING:
     parse=expiry,
     help="Canceled if it has not started by then: seconds, like 5m, 2h, or a time as above.",
 )
+@option(
+    "--header",
+    "headers",
+    metavar="NAME=VALUE",
+    multiple=True,
+    parse=header,
+    help="A text beside the data, such as tenant=blue; may be given several times.",
+)
 @with_bus
-def send(bus: "CommandBus", domain: str, type_: str, data: object, **more: Any) -> Shown:
-    id_ = bus.send(domain, type_, data, **more)
+def send(
+    bus: "CommandBus",
+    domain: str,
+    type_: str,
+    data: object,
+    headers: Sequence[tuple[str, str]],
+    **more: Any,
+) -> Shown:
+    by_name = dict(headers)
+    if len(by_name) < len(headers):
+        raise UsageProblem("--header has one name twice: a name has one value")
+    id_ = bus.send(domain, type_, data, headers=by_name, **more)
     return {"domain": domain, "type": type_, "command_id": id_}, [str(id_)]
 
 
@@ -241,6 +261,8 @@ def _facts(record: "CommandRecord", why: str | None) -> Iterator[tuple[str, obje
     yield "batch", record.batch_id
     yield "key", record.key
     yield "unique key", record.unique_key
+    for name, value in record.headers.items():
+        yield "header", f"{name}={value}"
     yield "sent", when(record.created_at)
     yield "due", when(record.due_at) if record.due_at != record.created_at else None
     yield "expires", when(record.expires_at)

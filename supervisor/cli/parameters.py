@@ -57,6 +57,14 @@ def rate(text: str) -> str | int:
     return NO_LIMIT if text.lower() == "none" else text
 
 
+def header(text: str) -> tuple[str, str]:
+    """A name and its text; whether they are taken is checked where they are sent."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError("it must be NAME=VALUE")
+    return name, value
+
+
 def priority(text: str) -> str | int:
     return int(text) if text.isascii() and text.isdecimal() else text
 

@@ -48,12 +48,12 @@ def read(bus: CommandBus, query: Query) -> object:
 
 
 def _restricted(bus: CommandBus, domain: str, command_id: UUID) -> dict[str, Any]:
-    """Without payloads, messages, keys and the audit trail, which the role may not read."""
+    """Without what the role may not read: payloads, headers, messages, keys and the audit trail."""
     found = bus.search(domain, command_id=command_id).commands
     if not found:
         raise CommandNotFoundError(domain, command_id)
     [record] = found
-    absent = dict.fromkeys((*_PAYLOADS, "timeline", "executions", "audit", "links"))
+    absent = dict.fromkeys((*_PAYLOADS, "headers", "timeline", "executions", "audit", "links"))
     fields = {name: getattr(record, name) for name in FoundCommand.__slots__}
     return {**absent, **fields, "why": bus.explain(domain, command_id), "restricted": True}
 

@@ -68,7 +68,8 @@ export async function show(root, { parts, params, session, navigate, tools, sign
     h("div", { class: "toolbar" }, statusTag(v.status), name(`${v.domain}/${v.type}`), h("code", null, v.command_id), copyButton(v.command_id)),
     v.why && h("p", null, localTimes(v.why)),
     v.error_code && h("div", { class: "toolbar" }, tag(v.error_code, v.status === IN_TROUBLE ? "bad" : "warn"), h("span", null, v.error_message ?? "")),
-    panel(null, facts(pairs(v)))));
+    panel(null, facts(pairs(v))),
+    v.headers && Object.keys(v.headers).length > 0 && panel("Headers", facts(Object.entries(v.headers).map(([header, text]) => [header, name(text)])))));
 
   function pairs(v) {
     const { batch, process } = v.links ?? {};
