@@ -53,7 +53,8 @@ NO_HEADERS: Final[Mapping[str, str]] = Headers({})
 def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The same as plain text; a ValueError names the defect, and no value."""
     if not isinstance(headers, Mapping):
-        raise ValueError(f"headers must be a mapping of names to texts, not {headers!r:.80}")
+        kind = type(headers).__name__
+        raise ValueError(f"headers must be a mapping of names to texts, not of type {kind}")
     if len(headers) > MAX_HEADERS:
         raise ValueError(f"there are {len(headers)} headers: at most {MAX_HEADERS} are taken")
     return {check_header_name(name): _checked(name, value) for name, value in headers.items()}

@@ -53,9 +53,9 @@ def test_headers_are_written_as_they_are(headers: Mapping[str, str], text: str |
 @pytest.mark.parametrize(
     ("headers", "sentence"),
     [
-        ("tenant", "headers must be a mapping of names to texts, not 'tenant'"),
-        ([], "headers must be a mapping of names to texts, not []"),
-        (0, "headers must be a mapping of names to texts, not 0"),
+        ("tenant", "headers must be a mapping of names to texts, not of type str"),
+        ([], "headers must be a mapping of names to texts, not of type list"),
+        (0, "headers must be a mapping of names to texts, not of type int"),
         ({f"h{i}": "" for i in range(33)}, "there are 33 headers: at most 32 are taken"),
         ({"": "x"}, f"the name of a header {RULE}, not ''"),
         ({"1st": "x"}, f"the name of a header {RULE}, not '1st'"),
