@@ -7,9 +7,10 @@
     BatchStatus, ReceivedReply,
     LimitRecord, Limit, DeclaredLimit,
     SetLimit, ScheduleRecord,
-    AddedSchedule, BreakerRecord,
-    BreakerState, BreakerTerms,
-    DeclaredBreaker, SetBreaker,
+    AddedSchedule, BridgeRecord,
+    BreakerRecord, BreakerState,
+    BreakerTerms, DeclaredBreaker,
+    SetBreaker,
     NodeRecord, NodeSeat, NodeSlot,
     NodeSteward, NodeExit,
     ExitedCommand, NodeCounters,
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from cmdbus.producer.breakers import BreakerRecord as BreakerRecord
     from cmdbus.producer.breakers import DeclaredBreaker as DeclaredBreaker
     from cmdbus.producer.breakers import SetBreaker as SetBreaker
+    from cmdbus.producer.bridges import BridgeRecord as BridgeRecord
     from cmdbus.producer.bus import CommandBus as CommandBus
     from cmdbus.producer.found_commands import CommandPage as CommandPage
     from cmdbus.producer.found_commands import FoundCommand as FoundCommand
@@ -154,6 +156,7 @@ _NAMES = {
     "limits": ["Limit"],
     "processes.process_manager": ["ProcessManager"],
     "producer.breakers": ["BreakerRecord", "DeclaredBreaker", "SetBreaker"],
+    "producer.bridges": ["BridgeRecord"],
     "producer.found_commands": ["CommandPage", "FoundCommand", "SearchStop"],
     "producer.history": ["History", "HistoryPoint"],
     "producer.limits": ["DeclaredLimit", "LimitRecord", "SetLimit"],

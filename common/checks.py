@@ -18,6 +18,9 @@ MAX_WHOLE = 2**31 - 2
 MAX_TEXT = 2000
 MAX_OPERATOR = 200
 MAX_KEY = 200
+#: Of PGMQ, with its signs that are in no name.
+MAX_QUEUE = 47
+_IN_NO_QUEUE = re.compile(r"[$;'\0]|--")
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}\Z")
 
 
@@ -50,6 +53,21 @@ def check_schema(name: str) -> str:
     if name.startswith("pg_"):
         raise ValueError(f"schema must not start with pg_, as {name!r} does: PostgreSQL's own do")
     return name
+
+
+def check_queue(name: str) -> str:
+    """The name of a queue of PGMQ, as PGMQ takes it: case does not matter."""
+    if (
+        not isinstance(name, str)
+        or not 1 <= len(name) <= MAX_QUEUE
+        or _IN_NO_QUEUE.search(name)
+        or not _is_encodable(name)
+    ):
+        raise ValueError(
+            f"queue must be text of 1 to {MAX_QUEUE} characters without $ ; ' -- and NUL, "
+            f"not {shown(name)}"
+        )
+    return name if type(name) is str else str.__str__(name)
 
 
 def check_id(what: str, value: UUID | str) -> UUID:

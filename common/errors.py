@@ -262,6 +262,16 @@ class MissingRightError(CmdbusError):
     """The database role lacks a right; the message says which, and how to grant it."""
 
 
+class QueueNotFoundError(CmdbusError):
+    """The database has no queue of PGMQ with this name, or the queue lacks its archive."""
+
+    def __init__(self, queue: str, part: str = "") -> None:
+        self.queue = queue
+        literal = queue.replace("'", "''")
+        has_no = f"has no {part}" if part else "does not exist"
+        super().__init__(f"the queue {queue!r} {has_no}: SELECT pgmq.create('{literal}') makes it")
+
+
 class DatabaseUnavailableError(CmdbusError):
     """No connection could be made; the message says where to and why, without the password."""
 

@@ -30,6 +30,10 @@ AFTER_RESCUE = "after-rescue"
 BEFORE_TICK = "before-tick"
 #: Their commands are sent, and this process does not act on that yet.
 AFTER_TICK = "after-tick"
+#: A bridge is to move messages or commands.
+BEFORE_MOVE = "before-move"
+#: They are moved, and this process does not act on that yet.
+AFTER_MOVE = "after-move"
 # In a supervisor.
 #: A seat is assigned to a process that does not exist yet.
 BEFORE_FORK = "before-fork"

@@ -102,7 +102,7 @@ RIGHTS = {
             *("limited", "longer_patience", "patience", "ready", "ready_id_seq", "scheduled"),
             *("scheduled_id_seq", "troubleshooting", "waiter", *PROCESS_TABLES),
             *("limits", *LIMIT_TABLES, *LANE_TABLES, "turn_id_seq", *SCHEDULE_TABLES),
-            *(*BREAKER_TABLES, "rollup"),
+            *(*BREAKER_TABLES, "bridge", "rollup"),
         ],
         "INSERT": [
             *LANE_TABLES,
@@ -118,8 +118,8 @@ RIGHTS = {
             *("lease", "limited", "node", "tally", "waiter"),
         ],
         "UPDATE": [
-            *("alarm", "armed", "checkpoint", "lease", "limited", "longer_patience", "node"),
-            "patience",
+            *("alarm", "armed", "bridge", "checkpoint", "lease", "limited"),
+            *("longer_patience", "node", "patience"),
             *("ready", "scheduled", "turn_id_seq", "waiter", *LANE_TABLES),
         ],
         "DELETE": ["lease", "limited", "node", "ready", "scheduled", "waiter", *LANE_TABLES],
@@ -131,11 +131,12 @@ RIGHTS = {
             *("migration", "ready", "scheduled", "troubleshooting", *PROCESS_TABLES),
             *LIMIT_TABLES,
             *SCHEDULE_TABLES,
-            *(*BREAKER_TABLES, "published_node", "rollup"),
+            *(*BREAKER_TABLES, "bridge", "published_node", "rollup"),
         ],
         "EXECUTE": [
             *("clear_limit", "set_limit"),
             *("clear_breaker", "set_breaker", "steer_breaker"),
+            *("add_bridge", "remove_bridge"),
             *("add_schedule", "remove_schedule", "pause_schedule", "run_schedule"),
             *SEARCHES,
             *("batch_keys", "cancel", "cancel_batch", "cancel_in_batch", "cancel_ready"),
@@ -155,7 +156,7 @@ RIGHTS = {
             *("count_nodes", "count_unreachable", "is_gone", "watch_fleet"),
         ],
         "SELECT": [
-            *("domain", "migration", "rollup"),
+            *("bridge", "domain", "migration", "rollup"),
             *LIMIT_TABLES,
             *SEEN_OF_SCHEDULES,
             *[table for table in BREAKER_TABLES if table != "breaker_event"],

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cmdbus.producer.breakers import BreakerOperations
+from cmdbus.producer.bridges import BridgeOperations
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.limits import LimitOperations
 from cmdbus.producer.requests import SendRules
@@ -27,6 +28,11 @@ class Operations:
     def breakers(self) -> BreakerOperations:
         """Circuit breakers: list, open, close, reset, set, clear, audit."""
         return BreakerOperations(self._connections)
+
+    @property
+    def bridges(self) -> BridgeOperations:
+        """Bridges between queues of PGMQ and domains: list, add, remove."""
+        return BridgeOperations(self._connections)
 
     @property
     def schedules(self) -> ScheduleOperations:

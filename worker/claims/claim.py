@@ -286,6 +286,8 @@ class TimerReading(NamedTuple):
     opens: float = inf
     #: Seconds until a schedule needs a steward.
     ticks: float = inf
+    #: A number of the bridges that are there; infinite without any.
+    bridges: float = inf
 
 
 class ClaimScope(Enum):

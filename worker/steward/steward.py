@@ -9,6 +9,7 @@ worker runs it among its own threads.
     StaleBoards   does so for supervisors that died without a successor (a fleet's)
     TimerRound    promotes due commands, and wakes a worker for leases that have ended
     ScheduleRound sends the commands of schedules at their ticks
+    BridgeRound   moves messages of PGMQ's queues into commands, and commands into messages
     BatchRound    ends batches that are over, and goes on with cancellations
     BreakerRound  lets processes read the states of breakers while no session listens
     BreakerWatch  logs when those of the app open and close, and ends deferrals after that
@@ -46,6 +47,7 @@ from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.renewal import Renewal
 from cmdbus.worker.steward.batch_round import BatchRound
 from cmdbus.worker.steward.breaker_round import BreakerRound
+from cmdbus.worker.steward.bridge_round import BridgeRound
 from cmdbus.worker.steward.listening import Listening
 from cmdbus.worker.steward.rollup_round import RollupRound
 from cmdbus.worker.steward.schedule_round import ScheduleRound
@@ -108,6 +110,7 @@ class Steward:
         )
         self._schedules = ScheduleRound(statements, timers)
         self.batches = BatchRound(statements)
+        self._bridges = BridgeRound(statements, timers, self._allow_one_row, self.batches.hurry)
         self._breakers = BreakerRound(self.listening, self.timers)
         self.rollups = RollupRound(node, statements)
         self._rounds: list[Round] = []
@@ -131,8 +134,8 @@ class Steward:
         """`others` run in addition to the rounds that every node needs, `leave` at the stop."""
         self._leave = leave
         # Leases before the others: claims of the dead can wait longer than leases of the living.
-        rounds: list[Round] = [self.timers.run, self._schedules.run, self.batches.run]
-        rounds += [self._breakers.run, self._arm, self.rollups.run]
+        rounds: list[Round] = [self.timers.run, self._schedules.run, self._bridges.run]
+        rounds += [self.batches.run, self._breakers.run, self._arm, self.rollups.run]
         self._rounds = [self.listening.run_round, self._renew, *others, *rounds]
         self._board.disarm()
         self.threads[0].start()

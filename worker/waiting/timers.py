@@ -55,6 +55,8 @@ class Timers:
         self._read_at = float("-inf")
         #: Monotonic time at which a schedule needs a steward; see ScheduleRound.
         self.ticks_at = inf
+        #: What the latest reading says of bridges; see BridgeRound.
+        self.bridges = inf
         #: The latest reading.
         self.seen = TimerReading(inf, inf, inf, suspects=False, queue_usage=0.0, pages=0)
 
@@ -72,6 +74,7 @@ class Timers:
         seen = self._read(connection, leases, own)
         now = time.monotonic()
         self._read_at, self.ticks_at = now + MAX_UNREAD_SECONDS, now + seen.ticks
+        self.bridges = seen.bridges
         # No statement for it while nothing has expired.
         if seen.expires <= 0 and self._expiry.step(connection):
             self._moved = True

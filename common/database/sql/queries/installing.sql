@@ -69,6 +69,7 @@ GRANT SELECT, INSERT ON
     {schema}.troubleshooting, {schema}.finished, {schema}.event, {schema}.incarnation,
     {schema}.tally TO {role};
 GRANT SELECT, INSERT, UPDATE ON {schema}.checkpoint TO {role};
+GRANT SELECT, UPDATE ON {schema}.bridge TO {role};
 GRANT SELECT ON
     {schema}.command, {schema}.batch, {schema}.batch_state, {schema}.domain,
     {schema}.domain_event,
@@ -116,7 +117,7 @@ GRANT SELECT ON
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
     {schema}.schedule, {schema}.schedule_declared, {schema}.schedule_added,
     {schema}.breaker, {schema}.breaker_declared, {schema}.breaker_set, {schema}.breaker_probe,
-    {schema}.breaker_event, {schema}.published_node, {schema}.rollup
+    {schema}.breaker_event, {schema}.published_node, {schema}.rollup, {schema}.bridge
     TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.cancel_limited,
@@ -124,7 +125,7 @@ GRANT EXECUTE ON FUNCTION
     {schema}.resolve, {schema}.resolve_chunk, {schema}.configure_domain,
     {schema}.set_limit, {schema}.clear_limit,
     {schema}.add_schedule, {schema}.remove_schedule, {schema}.pause_schedule,
-    {schema}.run_schedule,
+    {schema}.run_schedule, {schema}.add_bridge, {schema}.remove_bridge,
     {schema}.steer_breaker, {schema}.set_breaker, {schema}.clear_breaker,
     {schema}.cancel_batch, {schema}.cancel_in_batch, {schema}.batch_keys,
     {schema}.cancel_process, {schema}.retry_process, {schema}.signal_process,
@@ -171,7 +172,7 @@ GRANT SELECT (domain, command_id, type, priority, attempts, max_attempts, error_
     ON {schema}.finished TO {role};
 GRANT SELECT (id, worker) ON {schema}.incarnation TO {role};
 GRANT SELECT ON
-    {schema}.domain, {schema}.rollup,
+    {schema}.domain, {schema}.rollup, {schema}.bridge,
     {schema}.limit_in_force, {schema}.limited_type, {schema}.limit_declared, {schema}.limit_set,
     {schema}.breaker, {schema}.breaker_declared, {schema}.breaker_set, {schema}.breaker_probe
     TO {role};

@@ -18,7 +18,8 @@ LISTEN {channel}_watch;
 -- suspect waits; how full the server's queue of notifications is, from 0 to 1; the number of pages
 -- of ready that this has read; seconds until the first command that is not due yet; those until
 -- commands expire, see next_expiry; those until a rate lets a command start, or a breaker a
--- suspect; and those until a schedule needs a steward.
+-- suspect; those until a schedule needs a steward; and a number of the bridges that are there,
+-- which another bridge changes.
 SELECT
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
@@ -37,7 +38,8 @@ SELECT
         {schema}.next_suspect_probe(
             %(types)s::text[], %(losses)s::smallint, %(priorities)s::smallint[])),
     (SELECT extract(epoch FROM check_at - clock_timestamp()) FROM {schema}.schedule
-     WHERE check_at < 'infinity' ORDER BY check_at LIMIT 1)::double precision
+     WHERE check_at < 'infinity' ORDER BY check_at LIMIT 1)::double precision,
+    (SELECT sum(extract(epoch FROM added_at)) FROM {schema}.bridge)::double precision
 FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS pages,
         {schema}.let_through(%(types)s::text[]) AS types) began
     LEFT JOIN LATERAL (

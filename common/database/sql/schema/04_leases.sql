@@ -313,7 +313,7 @@ AS $$
 $$;
 
 -- Whether a node that renews leases or waits for work runs commands of this type, and of this
--- priority if that is given.
+-- priority if that is given; or moves them over a bridge.
 CREATE FUNCTION {schema}.is_handled(
     p_domain text, p_type text, p_priority smallint DEFAULT NULL
 ) RETURNS boolean
@@ -322,5 +322,6 @@ AS $$
     SELECT EXISTS (
         SELECT FROM {schema}.living_nodes() n
         WHERE (p_domain || ' ' || p_type) = ANY (n.types)
-            AND coalesce(p_priority BETWEEN n.priorities[1] AND n.priorities[2], true))
+            AND coalesce(p_priority BETWEEN n.priorities[1] AND n.priorities[2], true)
+            OR {schema}.is_bridged(p_domain, p_type))
 $$;

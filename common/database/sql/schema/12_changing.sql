@@ -1,10 +1,10 @@
--- The frame of operators' changes of limits, breakers and schedules: each begins with begin_change
--- and ends with end_change, and says between them what it changes. With p_again it is the second
--- try of its call, and does nothing if the first has left an event.
+-- The frame of operators' changes of limits, breakers, schedules and bridges: each begins with
+-- begin_change and ends with end_change, and says between them what it changes. With p_again it is
+-- the second try of its call, and does nothing if the first has left an event.
 
 -- A change that has begun.
 CREATE TYPE {schema}.change AS (
-    -- 'limit', 'breaker' or 'schedule'.
+    -- 'limit', 'breaker', 'schedule' or 'bridge'.
     subject text,
     name text,
     operator text,
@@ -16,7 +16,7 @@ CREATE TYPE {schema}.change AS (
     before jsonb
 );
 
--- A limit, breaker or schedule in force as JSON; NULL: there is none.
+-- A limit, breaker, schedule or bridge in force as JSON; NULL: there is none.
 CREATE FUNCTION {schema}.settings_in_force(p_subject text, p_name text) RETURNS jsonb
 LANGUAGE plpgsql STABLE
 AS $$
@@ -24,11 +24,12 @@ BEGIN
     RETURN CASE p_subject
         WHEN 'limit' THEN {schema}.limit_settings(p_name)
         WHEN 'breaker' THEN {schema}.breaker_terms(p_name)
-        WHEN 'schedule' THEN {schema}.schedule_settings(p_name) END;
+        WHEN 'schedule' THEN {schema}.schedule_settings(p_name)
+        WHEN 'bridge' THEN {schema}.bridge_settings(p_name) END;
 END
 $$;
 
--- Whether a call has left its event; one of a limit or schedule, in whatever domain.
+-- Whether a call has left its event; one of anything but a breaker, in whatever domain.
 CREATE FUNCTION {schema}.was_noted(p_subject text, p_name text, p_call bigint) RETURNS boolean
 LANGUAGE plpgsql STABLE
 AS $$
@@ -54,6 +55,7 @@ BEGIN
         WHEN 'limit' THEN PERFORM {schema}.begin_limit_change();
         WHEN 'breaker' THEN PERFORM {schema}.begin_breaker_change();
         WHEN 'schedule' THEN PERFORM {schema}.begin_schedule_change();
+        WHEN 'bridge' THEN PERFORM {schema}.begin_bridge_change();
     END CASE;
     -- A statement of its own: it sees what the lock has waited for.
     RETURN ROW(
@@ -63,7 +65,7 @@ BEGIN
 END
 $$;
 
--- Puts a change in force. Leaves an event of a breaker; of a limit or schedule one in each of
+-- Puts a change in force. Leaves an event of a breaker; of anything else one in each of
 -- p_domains, if something has changed or an operator is named.
 CREATE FUNCTION {schema}.end_change(
     p_change {schema}.change, p_kind text, p_domains text[] DEFAULT '{}'
@@ -77,6 +79,7 @@ BEGIN
         WHEN 'limit' THEN PERFORM {schema}.put_limits_in_force();
         WHEN 'breaker' THEN PERFORM {schema}.put_breakers_in_force();
         WHEN 'schedule' THEN PERFORM {schema}.put_schedules_in_force();
+        WHEN 'bridge' THEN NULL;  -- In force as it is.
     END CASE;
     after := {schema}.settings_in_force(p_change.subject, p_change.name);
     IF p_change.subject = 'breaker' THEN

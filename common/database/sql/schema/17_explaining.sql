@@ -57,12 +57,14 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    SELECT count(*), count(*) FILTER (WHERE (p_domain || ' ' || own.type) = ANY (l.types)),
+    SELECT count(*), count(*) FILTER (WHERE (p_domain || ' ' || own.type) = ANY (l.types)
+            OR bridged),
         count(*) FILTER (
             WHERE (p_domain || ' ' || own.type) = ANY (l.types)
-                AND coalesce(own.priority BETWEEN l.priorities[1] AND l.priorities[2], true))
+                AND coalesce(own.priority BETWEEN l.priorities[1] AND l.priorities[2], true)
+                OR bridged)
     INTO nodes, handlers, claimers
-    FROM {schema}.living_nodes() l;
+    FROM {schema}.living_nodes() l, {schema}.is_bridged(p_domain, own.type) bridged;
     IF own.source = 'ready' AND own.status = 'PENDING' THEN
         SELECT coalesce(sum(b.number) FILTER (
                 WHERE {schema}.is_handled(p_domain, b.type, b.priority)), 0),

@@ -11,22 +11,24 @@ BEGIN
             -- Finds rows by key, whatever the statistics say. What only claim_with_lanes calls has
             -- its settings.
             ('add_to_batch advance_processes batch_keys cancel_batch cancel_in_batch'
-             ' cancel_process cancel_processes_of_batch claim claim_oldest claim_row claim_suspect'
-             ' claim_with_lanes complete count_free_probes count_held_probes count_process'
-             ' count_shared end_batch_now end_batches end_deferrals'
+             ' cancel_process cancel_processes_of_batch claim claim_for_bridge claim_oldest'
+             ' claim_row claim_suspect claim_with_lanes complete count_free_probes'
+             ' count_held_probes count_process count_shared end_batch_now end_batches end_deferrals'
              ' end_step expire expire_step explain explain_limits find_due find_expired'
-             ' find_full_key fitting fold_batch lock_processes lock_shared lock_waiting'
-             ' move_into_lanes next_expiry next_opening note_changes note_lost promote release'
-             ' renew renew_claim request_cancel resolve_keys resolve_own retain_batches'
+             ' find_full_key fitting fold_batch lock_bridge lock_processes lock_shared'
+             ' lock_waiting move_into_lanes next_expiry next_opening note_changes note_lost'
+             ' pick_messages promote refuse_message release renew renew_claim request_cancel'
+             ' resolve_keys resolve_own retain_batches'
              ' retain_checkpoints retain_day retain_processes retain_unique retry_process'
-             ' save_checkpoint set_aside settle'
-             ' signal_process start_batches suspect_waits take take_unique',
+             ' save_checkpoint send_messages set_aside settle'
+             ' signal_process start_batches suspect_waits take take_messages take_unique'
+             ' waiting_types',
              'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
             -- In the order of an index.
             ('batch_keys cancel_in_batch cancel_limited cancel_of_key cancel_ready cancel_scheduled'
-             ' claim claim_oldest find_due find_expired find_full_key next_expiry promote'
-             ' retain_unique',
+             ' claim claim_oldest find_due find_expired find_full_key next_expiry'
+             ' pick_messages promote retain_unique waiting_types',
              'SET enable_sort = off'),
             -- An error, and not an empty queue, if row security hides commands from the role.
             ('claim claim_oldest claim_suspect complete expire next_expiry promote release renew'

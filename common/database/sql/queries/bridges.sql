@@ -1,0 +1,18 @@
+-- Bridges; see also 23_bridges.sql.
+
+-- name: read_bridges
+SELECT b.name, b.queue, b.direction, b.domain, b.type, b.reply_to, b.batch_size, b.moved,
+    b.refused, b.moved_at, b.error, b.failed_at, b.operator, b.reason, b.added_at
+FROM {schema}.bridge b
+ORDER BY b.name;
+
+-- name: list_bridges
+-- What a steward needs of each.
+SELECT b.name, b.queue, b.direction, b.batch_size
+FROM {schema}.bridge b
+ORDER BY b.name;
+
+-- name: explain_queue
+-- What keeps this role from moving messages of a queue; see queue_problem.
+SELECT {schema}.queue_problem(%(queue)s, %(direction)s, current_user::text), current_user::text,
+    current_database()::text;

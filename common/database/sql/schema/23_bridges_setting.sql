@@ -1,0 +1,98 @@
+-- Operators' changes of bridges; see also 12_changing.sql. Each returns NULL as refusal, or why
+-- nothing was changed.
+
+-- A bridge as JSON; NULL: there is none.
+CREATE FUNCTION {schema}.bridge_settings(p_name text) RETURNS jsonb
+LANGUAGE sql STABLE
+AS $$
+    SELECT jsonb_build_object(
+        'queue', b.queue, 'direction', b.direction, 'domain', b.domain, 'type', b.type,
+        'reply_to', b.reply_to, 'batch_size', b.batch_size)
+    FROM {schema}.bridge b WHERE b.name = p_name
+$$;
+
+-- Changes of bridges wait for each other. None locks the table: an operator's transaction that
+-- lasts must not stop the moves of other bridges.
+CREATE FUNCTION {schema}.begin_bridge_change() RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock('{schema}.bridge'::regclass::oid::integer, 0);
+END
+$$;
+
+-- The role of the session: within a function that runs as its owner, current_user is that.
+CREATE FUNCTION {schema}.calling_role() RETURNS text
+LANGUAGE sql STABLE
+RETURN CASE current_setting('role') WHEN 'none' THEN session_user::text
+            ELSE current_setting('role') END;
+
+-- Adds a bridge. refusal: as of queue_problem, of the calling role; 'name' (of another bridge),
+-- 'queue' (the bridge subject has it in the same direction) or 'loop' (the bridge subject would
+-- move each message back). In place of 'no_right', subject is the role.
+CREATE FUNCTION {schema}.add_bridge(
+    p_name text, p_queue text, p_direction text, p_domain text, p_type text, p_reply_to text,
+    p_batch_size integer, p_operator text, p_reason text,
+    p_call bigint DEFAULT NULL, p_again boolean DEFAULT false,
+    OUT refusal text, OUT subject text, OUT database text
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    change {schema}.change := {schema}.begin_change(
+        'bridge', p_name, p_operator, p_reason, p_call, p_again);
+    own_queue text := lower(p_queue);
+BEGIN
+    database := current_database();
+    IF change.is_made THEN
+        RETURN;
+    END IF;
+    refusal := {schema}.queue_problem(own_queue, p_direction, {schema}.calling_role());
+    IF refusal IS NOT NULL THEN
+        subject := {schema}.calling_role();
+        RETURN;
+    END IF;
+    SELECT CASE WHEN b.name = p_name THEN 'name' WHEN b.direction = p_direction THEN 'queue'
+                ELSE 'loop' END, b.name
+    INTO refusal, subject FROM {schema}.bridge b
+    WHERE b.name = p_name
+        OR b.queue = own_queue AND (
+            b.direction = p_direction
+            OR b.domain = p_domain AND coalesce(b.type, p_type, '') = coalesce(p_type, b.type, ''))
+    ORDER BY b.name <> p_name, b.direction <> p_direction LIMIT 1;
+    IF refusal IS NOT NULL THEN
+        RETURN;
+    END IF;
+    INSERT INTO {schema}.bridge (
+        name, queue, direction, domain, type, reply_to, batch_size, operator, reason)
+    VALUES (
+        p_name, own_queue, p_direction, p_domain, p_type, p_reply_to, p_batch_size, p_operator,
+        p_reason);
+    PERFORM {schema}.end_change(change, 'BRIDGE_ADDED', ARRAY[p_domain]);
+    -- Stewards read their timers, and with them that there is another bridge.
+    PERFORM {schema}.wake_at(clock_timestamp());
+END
+$$;
+
+-- Removes a bridge; waits for a move of it. Its messages and commands stay. refusal: 'unknown'.
+CREATE FUNCTION {schema}.remove_bridge(
+    p_name text, p_operator text, p_reason text,
+    p_call bigint DEFAULT NULL, p_again boolean DEFAULT false
+) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    change {schema}.change := {schema}.begin_change(
+        'bridge', p_name, p_operator, p_reason, p_call, p_again);
+BEGIN
+    IF change.is_made THEN
+        RETURN NULL;
+    END IF;
+    DELETE FROM {schema}.bridge b WHERE b.name = p_name;
+    IF NOT FOUND THEN
+        RETURN 'unknown';
+    END IF;
+    PERFORM {schema}.end_change(change, 'BRIDGE_REMOVED', ARRAY[change.before ->> 'domain']);
+    RETURN NULL;
+END
+$$;

@@ -1,0 +1,32 @@
+"""What keeps a role from moving messages of a queue of PGMQ, in words that say what to do. Pure."""
+
+from cmdbus.errors import CmdbusError, MissingRightError, QueueNotFoundError, SchemaError
+
+#: What a role needs on the table of a queue, by the direction of its bridge.
+_RIGHTS = {"in": "DELETE, SELECT, UPDATE", "out": "INSERT, SELECT"}
+
+
+def queue_error(problem: str, queue: str, direction: str, role: str, database: str) -> CmdbusError:
+    """`problem` is what the schema's function queue_problem returns, for this role."""
+    match problem:
+        case "no_pgmq":
+            return SchemaError(
+                f"PGMQ is not installed in database {database!r}: CREATE EXTENSION pgmq"
+            )
+        case "old_pgmq":
+            return SchemaError(
+                f"the PGMQ of database {database!r} has no headers of messages, as versions from "
+                f"1.5 on have: ALTER EXTENSION pgmq UPDATE"
+            )
+        case "no_queue":
+            return QueueNotFoundError(queue)
+    to = f"TO {_quoted(role)}"
+    move = "take messages off" if direction == "in" else "send messages to"
+    return MissingRightError(
+        f"role {role!r} may not {move} the queue {queue!r}: GRANT USAGE ON SCHEMA pgmq {to}; "
+        f"GRANT {_RIGHTS[direction]} ON pgmq.{_quoted(f'q_{queue}')} {to}"
+    )
+
+
+def _quoted(identifier: str) -> str:
+    return '"' + identifier.replace('"', '""') + '"'

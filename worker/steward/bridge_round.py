@@ -1,0 +1,195 @@
+"""Moves messages of PGMQ's queues into commands, and commands into messages.
+
+Every node tries each bridge, and one at a time moves: a move is a statement that locks the bridge.
+After a move the next one follows at once; while there is nothing to move, the pause grows. What
+keeps a bridge from moving is noted with it, and keeps no other one and no other round waiting.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from cmdbus.arrays import ids
+from cmdbus.backoff import Backoff
+from cmdbus.clock import time
+from cmdbus.counting import count_of
+from cmdbus.failpoints import AFTER_MOVE, BEFORE_MOVE, failpoint
+from cmdbus.queue_problems import queue_error
+from cmdbus.worker.claims.claim import Connection
+from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, reason
+from cmdbus.worker.waiting.timers import Timers
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of messages, as stored, and of commands, that one move takes.
+_MAX_BYTES = 4 * 2**20
+#: Seconds after which a round leaves the rest to the next one.
+_ROUND_SECONDS = 0.2
+#: Bounds of the pause after a move that found nothing, or another node that moves, in seconds.
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 1.0
+#: Seconds until a bridge that cannot move is tried again.
+_FAILED_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class _Bridge:
+    """As this node sees it."""
+
+    name: str
+    queue: str
+    direction: str
+    batch_size: int
+    #: Commands that it moves are claimed by this number.
+    claimer: int = field(default_factory=lambda: secrets.randbelow(2**63 - 1) + 1)
+    #: What the next move takes at most: less, after one that took too long; 0: the batch size.
+    count: int = 0
+    #: A move of one has taken too long: the next one has more time.
+    is_slow: bool = False
+    #: Monotonic time of the next move.
+    due: float = 0.0
+    pauses: Backoff = field(default_factory=lambda: Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS))
+    #: The latest warning, which is not repeated.
+    warned: str = ""
+
+
+class BridgeRound:
+    """Costs nothing while the timers, which are read anyway, know of no bridge."""
+
+    def __init__(
+        self,
+        statements: ClaimStatements,
+        timers: Timers,
+        allow_one_row: Callable[[], float],
+        hurry: Callable[[], None],
+    ) -> None:
+        """`allow_one_row`: see DueCommands. `hurry` is called where batches may be over that could
+        not be ended."""
+        self._statements, self._timers = statements, timers
+        self._allow_one_row, self._hurry = allow_one_row, hurry
+        #: What the timers said of bridges when these were listed.
+        self._listed = inf
+        self._bridges: dict[str, _Bridge] = {}
+
+    def run(self, connection: Connection) -> float:
+        if self._listed != self._timers.bridges:
+            self._list(connection)
+        if not self._bridges:
+            return inf
+        until = time.monotonic() + _ROUND_SECONDS
+        while due := [each for each in self._bridges.values() if each.due <= time.monotonic()]:
+            for each in due:
+                self._attend(connection, each)
+            if time.monotonic() >= until:
+                return 0.0
+        return max(0.0, min(each.due for each in self._bridges.values()) - time.monotonic())
+
+    def _list(self, connection: Connection) -> None:
+        listed, found = self._timers.bridges, dict[str, _Bridge]()
+        for row in self._statements.rows(connection, "list_bridges"):
+            new = _Bridge(*row)
+            old = self._bridges.get(new.name, new)
+            same = (old.queue, old.direction, old.batch_size) == tuple(row[1:])
+            found[new.name] = old if same else new
+        self._listed, self._bridges = listed, found
+
+    def _attend(self, connection: Connection, bridge: _Bridge) -> None:
+        try:
+            moved = self._move(connection, bridge)
+        except Exception as error:
+            if not _is_of_bridge(connection, error):
+                raise
+            self._failed(connection, bridge, error)
+            return
+        if moved:
+            # An answer may be on its way over another bridge.
+            for each in self._bridges.values():
+                each.pauses.reset()
+                each.due = min(each.due, time.monotonic() + _MIN_PAUSE_SECONDS)
+            bridge.count = min(bridge.batch_size, 2 * (bridge.count or bridge.batch_size))
+            bridge.due, bridge.is_slow, bridge.warned = 0.0, False, ""
+        else:
+            bridge.due = time.monotonic() + bridge.pauses.pause()
+
+    def _move(self, connection: Connection, bridge: _Bridge) -> bool:
+        """Whether there may be more at once."""
+        count = bridge.count or bridge.batch_size
+        failpoint(BEFORE_MOVE)
+        with ExitStack() as within:
+            if bridge.is_slow:
+                within.enter_context(connection.transaction())
+                limit = f"{self._allow_one_row():g}s"
+                self._statements.value(connection, "limit_statements", limit=limit)
+            moved, refused, batch_ids = self._call(connection, bridge, count)
+        failpoint(AFTER_MOVE)
+        if batch_ids:
+            self._end_batches(connection, batch_ids)
+        if refused:
+            what = count_of(refused, "message" if bridge.direction == "in" else "command")
+            logger.warning(
+                "bridge %s: %s moved to the troubleshooting queue, code BRIDGE_REFUSED",
+                bridge.name,
+                what,
+            )
+        return moved + refused > 0
+
+    def _call(
+        self, connection: Connection, bridge: _Bridge, count: int
+    ) -> tuple[int, int, Sequence[UUID] | None]:
+        """How many were moved and refused, and their batches; none if another node moves."""
+        values: dict[str, Any] = {"name": bridge.name, "count": count, "bytes": _MAX_BYTES}
+        if bridge.direction == "in":
+            row = self._statements.row(connection, "move_in", **values)
+            assert row is not None
+            return (*row, None)
+        own = {"lease": self._statements.lease, "node": self._statements.node}
+        row = self._statements.row(connection, "move_out", **values, claimer=bridge.claimer, **own)
+        assert row is not None
+        return row
+
+    def _end_batches(self, connection: Connection, batch_ids: Sequence[UUID]) -> None:
+        """As a worker does once its settlements are committed."""
+        try:
+            self._statements.value(connection, "start_batches", batch_ids=ids(batch_ids))
+            self._statements.value(connection, "end_batches", batch_ids=ids(batch_ids))
+        except Exception as error:
+            if not may_be_of_one_row(error):
+                raise
+            self._hurry()
+
+    def _failed(self, connection: Connection, bridge: _Bridge, error: Exception) -> None:
+        count = bridge.count or bridge.batch_size
+        if cause_of(error) is Cause.TIMEOUT and not bridge.is_slow:
+            bridge.count, bridge.is_slow = max(1, count // 2), count == 1
+            return
+        bridge.due = time.monotonic() + _FAILED_SECONDS
+        why = self._explained(connection, bridge, error)
+        if why != bridge.warned:
+            logger.warning(
+                "bridge %s: %s; trying again every %g s", bridge.name, why, _FAILED_SECONDS
+            )
+        bridge.warned = why
+        self._statements.value(connection, "note_bridge_error", name=bridge.name, error=why)
+
+    def _explained(self, connection: Connection, bridge: _Bridge, error: Exception) -> str:
+        values = {"queue": bridge.queue, "direction": bridge.direction}
+        row = self._statements.row(connection, "explain_queue", **values)
+        assert row is not None
+        problem, role, database = row
+        if problem is None:
+            return reason(error)
+        return str(queue_error(problem, bridge.queue, bridge.direction, role, database))
+
+
+def _is_of_bridge(connection: Connection, error: Exception) -> bool:
+    """Not of the session, nor of a server that takes no writes any longer."""
+    if connection.closed or isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        return False
+    return isinstance(error, psycopg.Error) and error.sqlstate is not None
