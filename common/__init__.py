@@ -38,6 +38,7 @@
     cmdbus.worker.Worker                runs handlers in a process of your own
     cmdbus.embedded.EmbeddedPostgres    a private server for development and tests
     cmdbus.django                       the app, the connection and the tasks of a Django project
+    cmdbus.pgmq                         a client of PGMQ's queues
     cmdbus.testing                      tests of applications, and fixtures for pytest
 
 All other modules are internal. The names above are those of `from cmdbus import ...`; they are

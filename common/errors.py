@@ -272,6 +272,10 @@ class QueueNotFoundError(CmdbusError):
         super().__init__(f"the queue {queue!r} {has_no}: SELECT pgmq.create('{literal}') makes it")
 
 
+class OutcomeUnknownError(CmdbusError):
+    """A connection died before the answer came: the call may have been carried out."""
+
+
 class DatabaseUnavailableError(CmdbusError):
     """No connection could be made; the message says where to and why, without the password."""
 

@@ -40,6 +40,9 @@ COMMON = [*FLOOR_PLAN]
 FLOOR_PLAN["cmdbus.processes"] = [
     *[*SHARED, "cmdbus.payloads", "cmdbus.database", "cmdbus.producer"],
 ]
+FLOOR_PLAN["cmdbus.pgmq"] = [
+    *[*SHARED, "cmdbus.payloads", "cmdbus.database", "cmdbus.integrations", "cmdbus.producer"],
+]
 CLAIMS, EXECUTION = "cmdbus.worker.claims", "cmdbus.worker.execution"
 BREAKERS = "cmdbus.worker.breakers"
 INTEGRATIONS = "cmdbus.worker.integrations"
@@ -91,7 +94,7 @@ FLOOR_PLAN |= {
 DATABASE_ROOMS = {
     *["cmdbus.asynchronous", "cmdbus.context", "cmdbus.surroundings"],
     *["cmdbus.database", "cmdbus.integrations"],
-    *["cmdbus.producer", "cmdbus.processes"],
+    *["cmdbus.producer", "cmdbus.processes", "cmdbus.pgmq"],
     *[room for room in FLOOR_PLAN if room.startswith(("cmdbus.worker", "cmdbus.testing"))],
     *["cmdbus.django", "cmdbus.prometheus"],
 }

@@ -20,7 +20,10 @@ pytestmark = pytest.mark.skipif(
 
 
 def pages() -> list[Path]:
-    rooms = ("common/processes", "common/web", "worker/django", "worker/prometheus")
+    rooms = (
+        *("common/pgmq", "common/processes", "common/web"),
+        *("worker/django", "worker/prometheus"),
+    )
     found = [*ROOT.glob("[a-z]*/README.md"), *(ROOT / room / "README.md" for room in rooms)]
     return [ROOT / "README.md", *sorted(found)]
 

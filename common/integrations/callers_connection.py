@@ -59,7 +59,7 @@ def _recognised(given: object) -> Connection:
     if session is None:
         kind = found.__class__
         module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-        hint = ": AsyncCommandBus takes it" if _is_asynchronous(given) else ""
+        hint = ": AsyncCommandBus takes it" if is_asynchronous(given) else ""
         raise ValueError(f"{ACCEPTED}, not {module}{kind.__qualname__}{hint}")
     # It has those methods of psycopg's connection that the bus calls.
     return cast(Connection, session)
@@ -79,7 +79,7 @@ def _packages(given: object) -> set[str]:
     return {kind.__module__.split(".")[0] for kind in given.__class__.__mro__}
 
 
-def _is_asynchronous(given: object) -> bool:
+def is_asynchronous(given: object) -> bool:
     return isinstance(given, psycopg.AsyncConnection) or run_sync_of(given) is not None
 
 

@@ -45,7 +45,6 @@ MIN_CONNECT_SECONDS = 2.0
 WAIT_SECONDS = 30.0
 #: Seconds after which all connections but one are closed, if they were not used.
 _IDLE_SECONDS = 600.0
-_CLOSED = "this CommandBus is closed"
 _ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
 
 
@@ -55,11 +54,14 @@ class Connections:
     `needs` is the kind of role with the fewest rights that suffice, or "owner".
     """
 
+    #: The class of the objects that have them.
+    owner = "CommandBus"
+
     def __init__(
         self, dsn: str | None, pool: Pool | None, executor: Executor, timeout: float
     ) -> None:
         if (dsn is None) == (pool is None):
-            raise ValueError("CommandBus needs a DSN or a pool: give exactly one of them")
+            raise ValueError(f"{self.owner} needs a DSN or a pool: give exactly one of them")
         if isinstance(pool, AsyncConnectionPool):
             raise ValueError("pool must be a psycopg_pool.ConnectionPool, not an asynchronous one")
         self._executor = executor
@@ -247,7 +249,7 @@ class Connections:
             raise DatabaseUnavailableError(self._why_not(error, seconds)) from None
         except PoolClosed:
             if self._closed:
-                raise psycopg.OperationalError(_CLOSED) from None
+                raise psycopg.OperationalError(f"this {self.owner} is closed") from None
             raise
         except NOT_INSTALLED:
             with pool.connection() as connection:
@@ -262,9 +264,9 @@ class Connections:
         if self._given is not None:
             if pid != self._pid:
                 raise InvalidOperationError(
-                    f"this CommandBus and its pool were made in process {self._pid}, and this is "
+                    f"this {self.owner} and its pool were made in process {self._pid}, and this is "
                     f"process {pid}: two processes cannot share connections, so make both after "
-                    f"the fork, or give the bus a DSN instead of a pool"
+                    f"the fork, or give it a DSN instead of a pool"
                 )
             pool: Pool | SessionPool = self._given
         else:
@@ -272,7 +274,7 @@ class Connections:
             pool = self._pools.get(pid) or self._pools.setdefault(pid, self._made())
         if self._closed:
             self.close()
-            raise psycopg.OperationalError(_CLOSED)
+            raise psycopg.OperationalError(f"this {self.owner} is closed")
         return pool
 
     def _made(self) -> SessionPool:
@@ -290,7 +292,8 @@ class Connections:
             return f"the pool had no connection to give for {seconds:.3g} s"
         if error.__cause__ is not None:
             return str(error.__cause__)
-        return f"all {MAX_CONNECTIONS} connections of this CommandBus were busy for {seconds:.3g} s"
+        busy = f"all {MAX_CONNECTIONS} connections of this {self.owner} were busy"
+        return f"{busy} for {seconds:.3g} s"
 
 
 def _call(connection: CallersConnection | None) -> int | None:

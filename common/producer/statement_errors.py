@@ -40,7 +40,7 @@ def missing_right(
     executor: Executor, connection: Connection, error: psycopg.Error, needs: str
 ) -> MissingRightError:
     """`needs`: a kind of role, or "owner"."""
-    role, schema = _role(executor, connection), executor.schema
+    role, schema = role_of(executor, connection), executor.schema
     denied = f"role {role!r} lacks a right ({primary_message(error)})"
     if needs == "owner":
         return MissingRightError(f"{denied}: only the owner of schema {schema} has it")
@@ -67,7 +67,7 @@ def not_encodable(error: psycopg.Error | UnicodeEncodeError) -> ValueError:
     )
 
 
-def _role(executor: Executor, connection: Connection) -> str:
+def role_of(executor: Executor, connection: Connection) -> str:
     """The role whose rights count; in a failed transaction, the one that logged in."""
     if connection.info.transaction_status is _IDLE:
         return str(executor.value(connection, "read_role"))
