@@ -1,7 +1,7 @@
 """What a handler gets together with its command."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -67,6 +67,7 @@ class Execution(Protocol):
     @property
     def checkpoints(self) -> Checkpoints: ...
     def breaker(self, name: str, /) -> AbstractContextManager[None]: ...
+    def pass_on(self, headers: Mapping[str, str], /) -> dict[str, str]: ...
 
 
 class Context:
@@ -93,6 +94,19 @@ class Context:
             about.command_id, about.domain, about.type, about.correlation_id, self.attempt
         )
         return CommandLogger(_LOGGER, fields)
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """The headers that commands and replies of this execution get unless they are sent with
+        others of the same names. At first those of the command that the registry forwards; it may
+        be changed at any time. It reaches the handler's own thread, whatever runs on asyncio there,
+        and threads that run in a copy of its context (`contextvars.copy_context().run`)."""
+        return self._execution.pass_on(self._command.headers)
+
+    def pass_on_headers(self) -> None:
+        """Before the handler is called, where there is something to pass on, or middleware that may
+        add something."""
+        self.headers  # noqa: B018  # makes it
 
     @property
     def connection(self) -> "psycopg.Connection[Any]":

@@ -80,6 +80,26 @@ def encode_headers(headers: Mapping[str, str] | None) -> str | None:
     return text
 
 
+def encode_with(own: Mapping[str, str] | None, forwarded: Mapping[str, str] | None) -> str | None:
+    """As JSON text. Those that are passed on give way to a sender's own, and to the bounds; a
+    ValueError is about the sender's."""
+    if not forwarded:
+        return encode_headers(own)
+    try:
+        return encode_headers(merged(forwarded, own))
+    except (ValueError, TypeError):
+        text = encode_headers(own)
+    kept = dict(own or {})
+    for name, value in forwarded.items():
+        if name not in kept:
+            try:
+                text = encode_headers({**kept, name: value})
+            except ValueError:
+                continue
+            kept[name] = value
+    return text
+
+
 def decode_headers(text: str | None) -> dict[str, str]:
     """From JSON text. Left out is what could not be sent: a row that others wrote must not stop its
     readers."""

@@ -15,6 +15,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from uuid import UUID
 
+from cmdbus.forwarding import also_forwarding
+from cmdbus.headers import check_headers
+
 if TYPE_CHECKING:
     from cmdbus.command import Command
     from cmdbus.context import Context
@@ -79,6 +82,8 @@ class EndedExecution(NamedTuple):
     created_at: datetime
     #: JSON text of its event: reason, details, exception, traceback, or the stack of a timeout.
     details: str | None
+    #: Of the command.
+    headers: Mapping[str, str]
     #: Seconds until the next try, if there is one.
     delay: float | None
 
@@ -183,18 +188,33 @@ class _Hook:
 
 
 class SendingAll(_Hook):
-    """A call that sends, as all instruments see it."""
+    """A call that sends, as all instruments see it, with the headers that they add."""
 
     def __init__(self, requests: Sequence[Request], operation: str) -> None:
         super().__init__("sending", requests, operation)
         self._sendings: list[tuple[Instrument, Sending]] = []
+        self._forwarding: AbstractContextManager[None] = nullcontext()
 
     def __enter__(self) -> Self:
+        headers: dict[str, str] = {}
         for instrument in installed:
             sending = self._entered.enter(instrument, self._hook, *self._arguments)
-            if sending is not None:
+            if sending is None:
+                continue
+            try:
+                headers.update(check_headers(sending.headers))
+            except Exception as error:
+                _log(instrument, "sending", error)
+            else:
                 self._sendings.append((instrument, sending))
+        if headers:
+            self._forwarding = also_forwarding(headers)
+        self._forwarding.__enter__()
         return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._forwarding.__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)
 
     def sent(self, ids: Sequence[UUID], count: int | None = None) -> None:
         for instrument, sending in self._sendings:

@@ -13,7 +13,9 @@ from cmdbus.data import check_encoder
 from cmdbus.declarations import Declarations
 from cmdbus.declared_schedules import DeclaredSchedules
 from cmdbus.errors import HandlerAlreadyRegisteredError
+from cmdbus.forwarding import check_forwarded
 from cmdbus.handlers import Handler, HandlerFunction, HandlerOptions, make_handler
+from cmdbus.headers import FORWARDED
 from cmdbus.instruments import having
 from cmdbus.limits import Declaration, Limit, check_declared, shared_limit
 from cmdbus.payloads.forms import Encoder
@@ -62,12 +64,21 @@ class Manager(Protocol):
 class HandlerRegistry:
     """Handlers by domain and type, each pair once."""
 
-    def __init__(self, *, encoder: Encoder | None = None, django: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        encoder: Encoder | None = None,
+        django: bool = False,
+        forward_headers: Sequence[str] = FORWARDED,
+    ) -> None:
         """`encoder` is called with what has no form in JSON, and returns one: for results and error
         details of handlers, what they give to `context`, states and commands of processes, and data
         of schedules. See CommandBus. `django`: inside of each handler Django's connection, the one
         that TASKS names or else the default one, is the session of `context.connection`, and each
-        task of the project has a handler; needs the project's settings."""
+        task of the project has a handler; needs the project's settings. `forward_headers` are the
+        names of headers that a handler's commands and replies get of its command; see
+        `Context.headers`."""
+        self.forward_headers = check_forwarded(forward_headers)
         self._encoder = check_encoder(encoder)
         self._handlers: dict[tuple[str, str], Handler] = {}
         #: Functions that make further handlers, when those are first asked for.

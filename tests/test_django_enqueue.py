@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -23,6 +24,7 @@ from cmdbus import (
     SchemaError,
 )
 from cmdbus.errors import MissingRightError
+from cmdbus.forwarding import pass_on
 
 set_up()
 
@@ -69,6 +71,16 @@ def test_a_task_is_a_command(django_dsn: str) -> None:
     assert (result.backend, result.attempts, result.errors) == ("default", 0, [])
     assert results == [(type(task_backends["default"]), result)]
     assert CommandBus(django_dsn).get("mail", result.id)
+
+
+def test_a_task_that_a_handler_sends_gets_the_headers_that_are_passed_on(django_dsn: str) -> None:
+    def enqueue() -> Any:
+        pass_on({"tenant": "blue", "own": "stays"}, ["tenant"])
+        return confirm.enqueue(7)
+
+    result = copy_context().run(enqueue)
+    command = CommandBus(django_dsn).get("mail", result.id)
+    assert command is not None and command.headers == {"tenant": "blue"}
 
 
 @pytest.mark.parametrize(

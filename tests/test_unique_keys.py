@@ -20,9 +20,10 @@ from cmdbus import (
     SendRequest,
     Status,
 )
+from cmdbus.producer.bulk_send import BulkSend
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.requests import Outgoing, SendRules
-from cmdbus.producer.sending import BulkSend, SendAttempt, Sender
+from cmdbus.producer.sending import SendAttempt, Sender
 from cmdbus.producer.store import Store
 
 STORE = Store("cmdbus")

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from cmdbus.data import encode
 from cmdbus.database.pool import Connection
+from cmdbus.forwarding import forwarded
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.requests import SELDOM, Outgoing
 from cmdbus.producer.store import Store
@@ -86,13 +87,14 @@ def gone(id_: UUID) -> Reply:
 
 def _after(domain: str, process_id: UUID) -> str:
     """As the schema's create_batch reads it."""
-    return encode(
-        {
-            "domain": domain,
-            "type": BATCH,
-            "data": {"process_id": str(process_id)},
-            "command_id": str(new_id()),
-            "own": False,
-            "priority": 5,
-        }
-    )
+    command = {
+        "domain": domain,
+        "type": BATCH,
+        "data": {"process_id": str(process_id)},
+        "command_id": str(new_id()),
+        "own": False,
+        "priority": 5,
+    }
+    if headers := forwarded():
+        command["headers"] = dict(headers)
+    return encode(command)

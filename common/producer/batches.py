@@ -18,9 +18,11 @@ from cmdbus.checks import (
 from cmdbus.clock import time
 from cmdbus.database.pool import Connection
 from cmdbus.errors import BatchNotFoundError, InvalidOperationError
+from cmdbus.forwarding import forwarded
 from cmdbus.instruments import SendingAll
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.batch_requests import Source, encoded
+from cmdbus.producer.bulk_send import BulkSend
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.process_starts import ProcessRequest, ProcessStart, start, starts_of
@@ -33,7 +35,7 @@ from cmdbus.producer.records import (
     check_status,
 )
 from cmdbus.producer.requests import Outgoing, SendRequest, SendRules
-from cmdbus.producer.sending import BulkSend, SendAttempt, Sender
+from cmdbus.producer.sending import SendAttempt, Sender
 from cmdbus.producer.steering import Steering, canceled_chunks
 from cmdbus.producer.store import Store
 from cmdbus.producer.waits import BatchWait, Wait
@@ -292,7 +294,7 @@ class Batches(Steering):
             raise ValueError(
                 f"on_complete and on_cancel must be SendRequests, not {type(request).__name__}"
             )
-        command = self._rules.check(self._sends.seen(request), new_id())
+        command = self._rules.check(self._sends.seen(request), new_id(), forwarded())
         if command.unique_key is not None:
             raise ValueError(
                 "on_complete and on_cancel take no unique key: what a batch sends at its end is "

@@ -56,26 +56,29 @@ class Processes:
         BatchNotFoundError for an unknown batch; QueueFullError and ShutdownError as `send` does.
         """
         request = ProcessRequest(domain, type, state, process_id, version, headers)
-        process = ProcessStart.of(request, self._rules)
         batch = None if batch_id is None else check_id("batch_id", batch_id)
         if not instruments.installed:
-            self._start_process(process, batch, connection)
-            return process.process_id
-        sent = SendRequest(domain, START, correlation_id=process.process_id)
-        with SendingAll([sent], "start_process") as sending:
-            self._start_process(process, batch, connection)
-            sending.sent([process.process_id])
-        return process.process_id
+            return self._start_process(request, batch, connection)
+        start = SendRequest(domain, START, correlation_id=process_id, headers=headers)
+        with SendingAll([start], "start_process") as sending:
+            started = self._start_process(request, batch, connection)
+            sending.sent([started])
+        return started
 
     def _start_process(
-        self, process: ProcessStart, batch_id: UUID | None, connection: CallersConnection | None
-    ) -> None:
+        self,
+        request: ProcessRequest,
+        batch_id: UUID | None,
+        connection: CallersConnection | None,
+    ) -> UUID:
+        process = ProcessStart.of(request, self._rules)
         admission = self._connections.use(
             connection,
             lambda c, _: start(self._store, c, process, batch_id, joins=batch_id is not None),
             "producer",
         )
         self._sender.check_admission(process.domain, admission, 1)
+        return process.process_id
 
     def get_process(
         self, process_id: UUID | str, *, connection: CallersConnection | None = None

@@ -7,13 +7,16 @@ from uuid import UUID
 
 from cmdbus import instruments
 from cmdbus.database.pool import Connection
+from cmdbus.forwarding import forwarded
+from cmdbus.headers import encode_with
 from cmdbus.instruments import SendingAll
 from cmdbus.integrations.callers_connection import CallersConnection
+from cmdbus.producer.bulk_send import BulkSend
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.requests import Outgoing, SendRequest, SendRules
 from cmdbus.producer.send_hook import Hook, SendHook
-from cmdbus.producer.sending import BulkSend, SendAttempt, Sender
+from cmdbus.producer.sending import SendAttempt, Sender
 from cmdbus.producer.store import Store
 
 T = TypeVar("T")
@@ -40,7 +43,7 @@ class Sends:
     def _write_one(self, request: SendRequest, connection: CallersConnection | None) -> UUID:
         if self._on_send is not None:
             request = self.seen(request)
-        command = self._rules.check(request, new_id())
+        command = self._rules.check(request, new_id(), forwarded())
         return self.run(connection, lambda c, attempt: self.sender.send(c, command, attempt))
 
     def called(
@@ -53,7 +56,7 @@ class Sends:
     ) -> None:
         """Sends a request that was checked; `caller`: see Sender.send."""
 
-        def write() -> None:
+        def write(command: Outgoing) -> None:
             self.run(
                 connection,
                 lambda c, attempt: self.sender.send(c, command, attempt, caller),
@@ -61,10 +64,11 @@ class Sends:
             )
 
         if not instruments.installed:
-            write()
+            write(command)
             return
         with SendingAll([request], "call") as sending:
-            write()
+            # Instruments are asked for headers where it is sent: in a thread, on asyncio.
+            write(command._replace(headers=encode_with(request.headers, forwarded())))
             sending.sent([command.command_id])
 
     def all(

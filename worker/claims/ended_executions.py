@@ -43,5 +43,6 @@ def _ended(finished: Finished, label: OutcomeLabel) -> EndedExecution:
         claim.priority,
         claim.created_at.astimezone(UTC),
         outcome.details,
+        claim.headers,
         outcome.delay,
     )

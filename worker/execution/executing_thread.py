@@ -1,5 +1,6 @@
 """What an execution knows of its thread, and of the type of its command."""
 
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from cmdbus.handlers import Handler, HandlerFunction
@@ -17,6 +18,8 @@ class Handled(Protocol):
     #: Around each call, if there are any.
     surroundings: Layer | None
     run: HandlerFunction
+    #: Names of headers.
+    forward_headers: Sequence[str]
     max_attempts: int
     timeout: float
 

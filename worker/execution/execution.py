@@ -27,6 +27,7 @@ from cmdbus.errors import (
     TransientCommandError,
 )
 from cmdbus.failpoints import AFTER_COMMIT, AFTER_RETURN, BEFORE_EFFECT, failpoint
+from cmdbus.headers import NO_HEADERS
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.breakers.guarded_call import Calls, GuardedCall
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
@@ -44,6 +45,7 @@ from cmdbus.worker.claims.outcomes import (
 )
 from cmdbus.worker.execution.application_code import command_of, leave_fork, storable
 from cmdbus.worker.execution.checkpoints import Checkpoints
+from cmdbus.worker.execution.context_facts import ContextFacts
 from cmdbus.worker.execution.executing_thread import ExecutingThread, Handled
 from cmdbus.worker.execution.handler_batch import HandlerBatch
 from cmdbus.worker.execution.handler_connection import (
@@ -67,7 +69,7 @@ Result = TypeVar("Result")
 _new = tuple.__new__
 
 
-class Execution:
+class Execution(ContextFacts):
     """One claim that one thread works on."""
 
     #: The pause that the handler has asked for, in seconds.
@@ -149,8 +151,11 @@ class Execution:
             try:
                 failpoint(BEFORE_EFFECT)
                 try:
-                    # In a copy, so that the values that it sets for itself end with it.
-                    result = copy_context().run(self._handled.run, command, context)
+                    # A copy, so that the values that it sets for itself end with it.
+                    variables = copy_context()
+                    if command.headers is not NO_HEADERS:
+                        variables.run(context.pass_on_headers)
+                    result = variables.run(self._handled.run, command, context)
                 finally:
                     if os.getpid() != self._thread.pid:
                         leave_fork()
@@ -187,7 +192,9 @@ class Execution:
 
     def _finished(self, outcome: Outcome) -> Finished:
         now = time.monotonic()
-        return _new(Finished, (self.claim, outcome, self.max_attempts, now, now - self.began, None))
+        headers = None if self._passed_on is None else self._reply_headers()
+        ended = self.claim, outcome, self.max_attempts, now, now - self.began, headers
+        return _new(Finished, ended)
 
     def _reported(self, error: BaseException) -> Outcome | None:
         """While it is being handled, and what the handler has written is rolled back."""
@@ -226,10 +233,6 @@ class Execution:
         )
 
     # Called by the context, in any thread of the handler.
-
-    @property
-    def schema(self) -> str:
-        return self._statements.schema
 
     def open(self) -> HandlerConnection:
         return self.transaction().connection
@@ -293,25 +296,6 @@ class Execution:
             raise InvalidOperationError(
                 f"{name} was used in a forked process: use it in the handler's own"
             )
-
-    @property
-    def bound_to(self) -> str | None:
-        """The breaker of its type."""
-        return self._handled.handler.breaker
-
-    @property
-    def canceled(self) -> bool:
-        return self._thread.has_lost(self)
-
-    @property
-    def stopping(self) -> bool:
-        return self._thread.is_stopping
-
-    def seconds_left(self) -> float:
-        return max(0.0, self.due - time.monotonic())
-
-    def count_denied(self) -> None:
-        self._thread.count_denied()
 
     def is_cut_off(self, error: BaseException) -> bool:
         """Whether this error is about the handler's session, or means that it must run elsewhere;

@@ -14,6 +14,7 @@ from cmdbus.command import Command
 from cmdbus.data import Undecodable, decode
 from cmdbus.failpoints import AFTER_COMMIT, BEFORE_EFFECT, failpoint
 from cmdbus.groups import Group
+from cmdbus.headers import NO_HEADERS
 from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import completed
@@ -99,7 +100,10 @@ class GroupExecution:
     ) -> None:
         try:
             if self._handled.surroundings is None:
-                copy_context().run(group.handle, command)
+                variables = copy_context()
+                if command.headers is not NO_HEADERS:
+                    variables.run(execution.pass_on, command.headers)
+                variables.run(group.handle, command)
             else:
                 cast("SurroundedExecution", execution).handle_within(first, group.handle, command)
         finally:

@@ -12,8 +12,9 @@ from cmdbus.database.executor import Executor
 from cmdbus.instruments import SendingAll
 from cmdbus.payloads.forms import Encoder
 from cmdbus.producer.batch_requests import check_joined
+from cmdbus.producer.bulk_send import BulkSend
 from cmdbus.producer.requests import SendRequest, SendRules
-from cmdbus.producer.sending import BulkSend, Sender
+from cmdbus.producer.sending import Sender
 from cmdbus.producer.store import Store
 from cmdbus.worker.claims.claim import Connection
 

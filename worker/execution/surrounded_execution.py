@@ -144,7 +144,9 @@ class SurroundedExecution(Execution):
         surroundings = self._handled.surroundings
         assert surroundings is not None
         run = surroundings(lambda command, context: handle(command))
-        copy_context().run(run, command, context)
+        variables = copy_context()
+        variables.run(context.pass_on_headers)
+        variables.run(run, command, context)
 
     def call_afterwards(self, outcome: Outcome, error: BaseException | None = None) -> None:
         """What waits for this outcome to be committed."""

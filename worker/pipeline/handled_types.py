@@ -1,8 +1,11 @@
 """What a process knows of each command type that it handles: its handler and limits, its row among
 the counters, and how long its runs take. No clock inside."""
 
+from collections.abc import Sequence
+
 from cmdbus.board.seats import Seat
 from cmdbus.handlers import Handler
+from cmdbus.headers import FORWARDED
 from cmdbus.registry import HandlerRegistry
 from cmdbus.surroundings import Layer
 from cmdbus.timeouts import Timeouts
@@ -49,11 +52,14 @@ class HandledType:
         seat: Seat,
         timeouts: Timeouts,
         surroundings: Layer | None = None,
+        forward_headers: Sequence[str] = FORWARDED,
     ) -> None:
         self.handler = handler
         self.surroundings = surroundings
         #: The handler, within its surroundings if there are any.
         self.run = handler.run if surroundings is None else surroundings(handler.run)
+        #: Names of those that its executions pass on.
+        self.forward_headers = forward_headers
         #: The name of the circuit breaker that it is bound to.
         self.breaker = handler.breaker
         #: Of commands whose sender has set none.
@@ -85,5 +91,6 @@ class HandledTypes:
         handler = self._registry.find(domain, type)
         assert handler is not None, "only types with a handler are claimed"
         surroundings = self._registry.surroundings_of(domain, type)
-        added = HandledType(handler, self._seat, self._timeouts, surroundings)
+        forwarded = self._registry.forward_headers
+        added = HandledType(handler, self._seat, self._timeouts, surroundings, forwarded)
         return self._types.setdefault((domain, type), added)

@@ -1,0 +1,87 @@
+"""Headers that what is sent gets without being asked: those that an execution passes on, and those
+of instruments.
+
+They are kept in a context variable, so they reach whatever the handler calls, also on asyncio, and
+threads that run in a copy of its context (`contextvars.copy_context().run`); a plain thread sends
+without them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from cmdbus.headers import (
+    FORWARDED,
+    check_header_name,
+    encode_headers,
+    encode_with,
+    merged,
+    selected,
+)
+
+#: Named, like those that are passed on, in the schema's function passed_on.
+MESSAGE_ID = "pgmq_msg_id"
+
+_current: ContextVar[Mapping[str, str] | None] = ContextVar("cmdbus_headers", default=None)
+#: The headers to be passed on by what runs here; None for most.
+forwarded = _current.get
+
+
+class PassedOn(dict[str, str]):
+    """`context.headers`. Only what can be sent gets in."""
+
+    def __setitem__(self, name: str, value: str) -> None:
+        self.update({name: value})
+
+    def setdefault(self, name: str, value: str = "") -> str:
+        if name not in self:
+            self[name] = value
+        return self[name]
+
+    def update(self, *others: Any, **more: str) -> None:
+        """All of these, or none with a ValueError."""
+        changes = dict(*others, **more)
+        encode_headers({**self, **changes})
+        super().update(changes)
+
+    def __ior__(self, others: Any) -> "PassedOn":  # type: ignore[override,misc]  # as dict does
+        self.update(others)
+        return self
+
+
+def check_forwarded(names: Iterable[str]) -> tuple[str, ...]:
+    """A registry's `forward_headers`."""
+    if not isinstance(names, list | tuple | set | frozenset):
+        raise ValueError(
+            f"forward_headers must be a list or a tuple of headers' names, not {names!r:.80}"
+        )
+    return tuple(dict.fromkeys(check_header_name(name, "forward_headers") for name in names))
+
+
+def pass_on(headers: Mapping[str, str], names: Iterable[str]) -> PassedOn:
+    """From now on, what is sent here gets those of these names, and what is added to the result."""
+    passed = PassedOn(selected(headers, names))
+    _current.set(passed)
+    return passed
+
+
+@contextmanager
+def also_forwarding(headers: Mapping[str, str]) -> Iterator[None]:
+    """Also these, of an instrument: they win over those that are passed on."""
+    token = _current.set(merged(_current.get(), headers))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def reply_headers(passed: PassedOn, headers: Mapping[str, str]) -> str | None:
+    """Those of a reply to a command with these headers, as JSON text; None for what the schema
+    passes on by itself."""
+    kept = passed.copy()  # At once, as another thread may change it.
+    if kept == selected(headers, FORWARDED):
+        return None
+    if MESSAGE_ID in headers:
+        kept.setdefault(MESSAGE_ID, headers[MESSAGE_ID])
+    return encode_with(None, kept) or "{}"

@@ -1,0 +1,89 @@
+"""Requests that one call sends together."""
+
+from collections import Counter
+from collections.abc import Sequence
+from operator import attrgetter
+from uuid import UUID
+
+from cmdbus.checks import check_id, check_name
+from cmdbus.errors import DuplicateCommandError
+from cmdbus.forwarding import forwarded
+from cmdbus.producer.ids import new_ids
+from cmdbus.producer.requests import SELDOM, SendRequest
+from cmdbus.uniqueness import Unique, check_unique
+
+#: Domain and id of a command.
+SentId = tuple[str, UUID]
+
+
+class BulkSend:
+    """Requests to send together, and their ids."""
+
+    def __init__(self, requests: Sequence[SendRequest], ids: Sequence[UUID] = ()) -> None:
+        """`ids`: those of commands that bring none, if they have been made before."""
+        self.requests = requests
+        spare = ids or new_ids(len(requests))
+        #: Of each, and of those that bring an id.
+        self.sent: list[SentId] = []
+        self.brought: list[SentId] = []
+        #: Of those that the hook has changed, with what it changed.
+        self.changed: list[tuple[str, UUID, str]] = []
+        for request, id_ in zip(requests, spare, strict=True):
+            if not isinstance(request, SendRequest):
+                raise ValueError(
+                    f"requests must be SendRequests, not {type(request).__name__}: "
+                    f"SendRequest(domain, type, data)"
+                )
+            domain = check_name("domain", request.domain)
+            if request.command_id is None:
+                self.sent.append((domain, id_))
+            else:
+                self.sent.append((domain, check_id("command_id", request.command_id)))
+                self.brought.append(self.sent[-1])
+            if request.changes is not None:
+                self.changed.append((*self.sent[-1], request.changes))
+        self.counts = Counter(domain for domain, _ in self.sent)
+        #: Headers that are passed on to all of them.
+        self.forwarded = forwarded()
+        #: Those of SELDOM's columns that some have.
+        self.seldom = [
+            column
+            for field, column in SELDOM.items()
+            if any(map(attrgetter(field), requests)) or (self.forwarded and field == "headers")
+        ]
+        if len(set(self.brought)) < len(self.brought):
+            (domain, command_id), _ = Counter(self.brought).most_common(1)[0]
+            raise DuplicateCommandError(domain, [command_id], in_one_call=True)
+        #: By index: how a command is unique, and the one that was there instead of it.
+        self.uniques: dict[int, Unique] = {}
+        self.existing: dict[int, UUID] = {}
+        if "unique_key" in self.seldom:
+            self._find_uniques()
+
+    @property
+    def ids(self) -> list[UUID]:
+        ids = [command_id for _, command_id in self.sent]
+        for index, command_id in self.existing.items():
+            ids[index] = command_id
+        return ids
+
+    @property
+    def rest(self) -> "BulkSend":
+        """Those for which there was no other command."""
+        if not self.existing:
+            return self
+        rest = [i for i in range(len(self.sent)) if i not in self.existing]
+        return BulkSend([self.requests[i] for i in rest], [self.sent[i][1] for i in rest])
+
+    def _find_uniques(self) -> None:
+        for index, request in enumerate(self.requests):
+            if request.unique is not None:
+                unique = request.unique, request.on_conflict, request.unique_until
+                self.uniques[index] = check_unique(*unique)
+        keys = Counter((self.sent[i][0], unique.unique_key) for i, unique in self.uniques.items())
+        [((domain, key), times)] = keys.most_common(1)
+        if times > 1:
+            raise ValueError(
+                f"two requests of one call have the unique key {key!r} in domain {domain!r}: "
+                f"give each a key of its own"
+            )
