@@ -26,7 +26,11 @@ MORE_RATES = [
     *("bloat-batch", "keyed", "ordered", "io", "call", "django", "drain-watched"),
 ]
 TIMES = ["lease-look"]
-MORE_TIMES = ["latency", "limited-latency", "mixed", "fair", "tick-latency", "page-first"]
+MORE_TIMES = [
+    *("latency", "limited-latency", "mixed", "fair", "tick-latency", "page-first"),
+    "bridge-latency",
+]
+OF_BRIDGES = ["bridge", "bridge-out", "bridge-drain"]
 ADAPTIVE = ["adaptive-io", "adaptive-cpu", "adaptive-mixed"]
 SHORT = ["--seconds", "0.02", "--rounds", "1"]
 #: The first module that is missing, where it is not the system itself.
@@ -47,6 +51,8 @@ MORE = {
     "page-first": {"page-deep", "page-history", "page-overview", "page-first-byte"},
     "django": {"django-db-worker"},
     "breaker-idle": {"breaker-claim"},
+    "bridge": {"bridge-cpu"},
+    "bridge-out": {"bridge-out-cpu"},
     "instances": {"instances-bare", "instances-of-bare", "row-waits"},
 }
 
@@ -67,6 +73,15 @@ def test_a_scenario_prints_a_line_for_each_row_and_exits_by_its_ratios(dsn: str,
     assert line["unit"] == "commands/s"
     assert line["configuration"]["rounds"] == 1
     assert line["ratio"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.process
+@pytest.mark.parametrize("name", OF_BRIDGES)
+def test_a_bridge_is_compared_with_what_moves_as_many_messages(dsn: str, name: str) -> None:
+    line = the_line_of(name, dsn)
+    assert line["unit"] == "messages/s" and line["figure"] > 0
+    assert line["configuration"]["batch"] == 100
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ follows it, and what is due.
 """
 
 from benches.adapting import adaptive_cpu, adaptive_io, adaptive_mixed
+from benches.bridging import bridge, bridge_drain, bridge_latency, bridge_out
 from benches.comparison import Row
 from benches.draining import batch, bloat, bloat_batch, drain, drain_full, threads, tx
 from benches.growing import domains, instances, lease_look
@@ -82,6 +83,12 @@ ROWS = {
         Row("tick-latency", tick_latency, _MS, 1.0),
         Row("tag-idle", tag_idle, "statements/s", 10.0),
         Row("tag-claim", tag_idle, _MS, 0.9),
+        Row("bridge", bridge, "messages/s", 0.5),
+        Row("bridge-cpu", bridge, "us/message", 0.5),
+        Row("bridge-out", bridge_out, "messages/s"),
+        Row("bridge-out-cpu", bridge_out, "us/message"),
+        Row("bridge-drain", bridge_drain, "messages/s"),
+        Row("bridge-latency", bridge_latency, _MS),
         Row("django", django, _RATE, 0.5),
         Row("django-db-worker", django, _RATE, 4.0),
         *(

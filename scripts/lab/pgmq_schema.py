@@ -9,6 +9,8 @@ import psycopg
 
 from cmdbus.errors import CmdbusError
 
+#: What to say where the package is not installed.
+MISSING = "this needs the SQL of PGMQ: pip install pgmq"
 _PRESENT = "SELECT to_regclass('pgmq.meta') IS NOT NULL"
 
 
@@ -19,11 +21,21 @@ def install_pgmq(connection: psycopg.Connection) -> None:
         connection.execute(_sql())  # without parameters, so the server takes it as one transaction
 
 
+def has_pgmq() -> bool:
+    """Whether its SQL is on this machine."""
+    return _package() is not None
+
+
 @cache
 def _sql() -> bytes:
-    """Without an import of the package, which brings libraries with it."""
-    try:
-        package = metadata.distribution("pgmq")
-    except metadata.PackageNotFoundError:
-        raise CmdbusError("this needs the SQL of PGMQ: pip install pgmq") from None
+    if (package := _package()) is None:
+        raise CmdbusError(MISSING)
     return Path(str(package.locate_file("pgmq/sql/pgmq.sql"))).read_bytes()
+
+
+def _package() -> metadata.Distribution | None:
+    """Without an import of it, which brings libraries with it."""
+    try:
+        return metadata.distribution("pgmq")
+    except metadata.PackageNotFoundError:
+        return None
