@@ -126,8 +126,8 @@ def test_what_a_request_brings_is_kept() -> None:
     )
     assert RULES.check(request, SPARE) == (
         "payments", "Debit", "[1]", own, True, 0, None, at, correlation, "orders", 7, "tenant",
-        at + timedelta(hours=1), None, "report", "replace", "60.000",
-        '{"tenant":"blue"}',
+        at + timedelta(hours=1), None, '{"tenant":"blue"}', "report", "replace",
+        "60.000",
     )  # fmt: skip
 
 

@@ -99,12 +99,12 @@ class Outgoing(NamedTuple):
     expires_at: float | datetime | None = None
     #: JSON text, for the audit trail.
     changes: str | None = None
+    #: JSON text.
+    headers: str | None = None
     #: Of uniqueness.Unique.
     unique_key: str | None = None
     on_conflict: str | None = None
     unique_until: str | None = None
-    #: JSON text.
-    headers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +159,7 @@ class SendRules:
             check_key("key", request.key),
             check_expires(request.expires, request.delay, request.run_at),
             request.changes,
-            headers=None
-            if headers is None and forwarded is None
-            else encode_with(headers, forwarded),
+            None if headers is None and forwarded is None else encode_with(headers, forwarded),
         )
         if (
             request.unique is None
