@@ -58,7 +58,8 @@ class World:
 def world(bus: CommandBus, dsn: str) -> World:
     trouble_id = bus.send("payments", "Debit", DATA)
     move_to_troubleshooting(dsn)
-    command_id = bus.send("payments", "Debit", DATA, key="k", reply_to="orders", unique="u")
+    options: dict[str, Any] = {"key": "k", "unique": "u", "headers": {"own": TEXT}}
+    command_id = bus.send("payments", "Debit", DATA, reply_to="orders", **options)
     bus.send("payments", "Debit", key="k", delay=60, expires=90)
     bus.schedules.add("nightly", "payments", "Debit", "0 3 * * *", timezone="Europe/Berlin")
     bus.limits.set("payments", "Credit", concurrency=3, operator="ann")
@@ -201,6 +202,7 @@ def test_a_command_is_the_one_that_was_sent(
         **{"command_id": uuid4(), "priority": "high", "run_at": LATER, "max_attempts": 7},
         **{"correlation_id": uuid4(), "reply_to": "orders", "key": TEXT},
         **{"unique": TEXT, "unique_until": 60, "expires": LATER + timedelta(days=1)},
+        "headers": {"tenant": "blue", "own": TEXT},
     }
     request = SendRequest("payments", "Debit", DATA, **options)
     match call:
@@ -216,6 +218,7 @@ def test_a_command_is_the_one_that_was_sent(
     assert (found.correlation_id, found.reply_to) == (options["correlation_id"], "orders")
     assert (found.key, found.unique_key) == (TEXT, TEXT)
     assert (found.expires_at, found.max_attempts) == (options["expires"], 7)
+    assert found.headers == options["headers"]
     assert text_of_data(dsn) == encode(DATA)
 
 

@@ -1,5 +1,5 @@
 """Workers, stewards, senders and operators move commands at the same time: each command is in one
-place in the end, with one reply, and no statement fails."""
+place in the end, with one reply and the headers that it was sent with, and no statement fails."""
 
 import random
 import threading
@@ -30,7 +30,7 @@ EVERYWHERE = """
 class Traffic:
     def __init__(self, dsn: str, bus: CommandBus) -> None:
         self._dsn = dsn
-        self._sent = [bus.send("orders", "Work")]
+        self._sent = [bus.send("orders", "Work", 0)]
         self.errors: list[Exception] = []
 
     @property
@@ -107,15 +107,18 @@ class Traffic:
         statements: ClaimStatements,
         rand: random.Random,
     ) -> None:
+        numbers = [rand.randrange(100) for _ in range(20)]
         self._sent += bus.send_many(
             SendRequest(
                 rand.choice(DOMAINS),
                 "Work",
+                number,
                 priority=rand.randrange(11),
                 delay=rand.choice([None, rand.random() / 2]),
                 reply_to=rand.choice([None, "replies"]),
+                headers={"tenant": str(number)} if number % 2 else None,
             )
-            for _ in range(20)
+            for number in numbers
         )
 
     def operate(
@@ -151,4 +154,14 @@ def test_whatever_moves_commands_at_the_same_time_each_is_in_one_place(
             "SELECT (SELECT count(*) FROM cmdbus.ready WHERE domain = 'replies'),"
             " (SELECT count(*) FROM cmdbus.finished WHERE reply_to IS NOT NULL)"
         ).fetchone()
+        others = connection.execute(
+            "SELECT count(*) FROM cmdbus.command WHERE type = 'Work' AND (headers ->> 'tenant')"
+            " IS DISTINCT FROM CASE WHEN data::text::int % 2 = 1 THEN data::text END"
+        ).fetchone()
+        passed_on = connection.execute(
+            "SELECT count(*) FROM cmdbus.ready r JOIN cmdbus.finished f"
+            " ON f.command_id = (r.data ->> 'command_id')::uuid"
+            " WHERE (r.headers ->> 'tenant') IS DISTINCT FROM (f.headers ->> 'tenant')"
+        ).fetchone()
     assert replies is not None and replies[0] == replies[1]
+    assert (others, passed_on) == ((0,), (0,))
