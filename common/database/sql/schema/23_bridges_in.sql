@@ -7,9 +7,18 @@ RETURN CASE WHEN p_headers ->> 'correlation_id'
         ~ '^[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}$'
     THEN (p_headers ->> 'correlation_id')::uuid END;
 
--- The headers of the command that a message becomes: its id, and as many of its own headers as a
--- command can have. Left out is what is no text or has another name than a header can have.
-CREATE FUNCTION {schema}.headers_of_message(p_msg_id bigint, p_headers jsonb) RETURNS json
+-- Whether a command can have all headers of a message, as nearly always.
+CREATE FUNCTION {schema}.has_plain_headers(p_headers jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+RETURN jsonb_typeof(p_headers) = 'object' AND octet_length(p_headers::text) <= 4000
+    AND NOT jsonb_path_exists(p_headers, '$.keyvalue() ? (@.value.type() <> "string"'
+        ' || !(@.key like_regex "^[A-Za-z][A-Za-z0-9_.-]*$")'
+        ' || @.key == "correlation_id" || @.key == "pgmq_msg_id")')
+    AND jsonb_array_length(jsonb_path_query_array(p_headers, '$.keyvalue()')) < 32;
+
+-- Of any headers, those that a command can have, after the id of the message: not what is no text,
+-- or has a name that no header can have.
+CREATE FUNCTION {schema}.legal_headers_of_message(p_msg_id bigint, p_headers jsonb) RETURNS json
 LANGUAGE sql STABLE
 AS $$
     SELECT ('{"pgmq_msg_id":"' || p_msg_id::text || '"'
@@ -32,6 +41,16 @@ AS $$
     ) kept
     WHERE kept.bytes <= 8100
 $$;
+
+-- The headers of the command that a message becomes: its id, and as many of its own headers as a
+-- command can have.
+CREATE FUNCTION {schema}.headers_of_message(p_msg_id bigint, p_headers jsonb) RETURNS json
+LANGUAGE sql STABLE
+RETURN CASE
+    WHEN p_headers IS NULL THEN ('{"pgmq_msg_id":"' || p_msg_id::text || '"}')::json
+    WHEN {schema}.has_plain_headers(p_headers)
+        THEN (p_headers || jsonb_build_object('pgmq_msg_id', p_msg_id::text))::json
+    ELSE {schema}.legal_headers_of_message(p_msg_id, p_headers) END;
 
 -- Locks up to p_count messages of a queue that are visible, in their order, until these hold
 -- p_bytes as stored; returns their ids. Skips locked ones.
@@ -130,12 +149,9 @@ BEGIN
             INSERT INTO {schema}.ready (
                 domain, priority, command_id, correlation_id, type, reply_to, data, headers)
             SELECT $2, 5, c.command_id,
-                CASE WHEN c.headers IS NULL THEN c.command_id
-                     ELSE coalesce({schema}.correlation_of_message(c.headers), c.command_id) END,
+                coalesce({schema}.correlation_of_message(c.headers), c.command_id),
                 $3, $4, coalesce(c.message, 'null')::json,
-                CASE WHEN c.headers IS NULL
-                     THEN ('{"pgmq_msg_id":"' || c.msg_id::text || '"}')::json
-                     ELSE {schema}.headers_of_message(c.msg_id, c.headers) END
+                {schema}.headers_of_message(c.msg_id, c.headers)
             FROM (SELECT g.*, {schema}.new_id() AS command_id FROM gone g) c
             ORDER BY c.msg_id
             $query$, 'q_' || p_bridge.queue)
