@@ -20,7 +20,7 @@ _ELSEWHERE = {
     status.value: f"it is {status}, and not in the troubleshooting queue"
     for status in Status
     if status is not Status.IN_TROUBLESHOOTING_QUEUE
-}
+} | {"TOO_LARGE": "its data, a message's of PGMQ, is too large for a command: give it other data"}
 
 
 class Troubleshooting(TroubleReading):

@@ -70,8 +70,15 @@ BEGIN
 END
 $$;
 
+-- Whether the data of a row of troubleshooting is more than that of a command can be, as a message
+-- of PGMQ may hold any; see refuse_message.
+CREATE FUNCTION {schema}.is_too_large(p_error_code text, p_data json) RETURNS boolean
+LANGUAGE sql STABLE
+RETURN CASE WHEN p_error_code = 'BRIDGE_REFUSED'
+    THEN octet_length(p_data::text) > 16777216 + 1024 ELSE false END;
+
 -- Resolves one command. Returns the status in which it was found: IN_TROUBLESHOOTING_QUEUE if it
--- was resolved, NULL if the command is unknown.
+-- was resolved, NULL if the command is unknown; or TOO_LARGE if its data keeps it from a retry.
 CREATE FUNCTION {schema}.resolve(
     p_action text, p_domain text, p_command_id uuid, p_operator text, p_reason text,
     p_result json, p_call bigint, p_data json DEFAULT NULL
@@ -85,6 +92,13 @@ BEGIN
     WHILE {schema}.exists_anywhere(p_domain, p_command_id) LOOP
         IF {schema}.was_done(p_domain, p_command_id, p_call) THEN
             RETURN 'IN_TROUBLESHOOTING_QUEUE';
+        END IF;
+        IF p_action = 'RETRY' AND p_data IS NULL AND EXISTS (
+            SELECT FROM {schema}.troubleshooting t
+            WHERE t.domain = p_domain AND t.command_id = p_command_id
+                AND {schema}.is_too_large(t.error_code, t.data))
+        THEN
+            RETURN 'TOO_LARGE';
         END IF;
         IF {schema}.resolve_keys(p_action, ARRAY[p_domain], ARRAY[p_command_id], p_operator,
                                  p_reason, p_result, p_call, p_data) = 1
@@ -106,8 +120,9 @@ $$;
 
 -- Resolves those that came before p_until and meet every condition that is not NULL, the oldest
 -- first, a chunk at a time: at most p_count and p_bytes of stored data, but at least one. Skips
--- locked rows. The next chunk has p_since = last; there is none if last is NULL. With p_again it
--- is the second try of its call, and resolves none if the first has resolved some.
+-- locked rows and, for a retry, those whose data is too large. The next chunk has p_since = last;
+-- there is none if last is NULL. With p_again it is the second try of its call, and resolves none
+-- if the first has resolved some.
 CREATE FUNCTION {schema}.resolve_chunk(
     p_action text, p_domain text, p_type text, p_error_code text, p_key text,
     p_since timestamptz, p_until timestamptz, p_count integer, p_bytes bigint,
@@ -138,6 +153,7 @@ BEGIN
             AND (p_key IS NULL OR t.key = p_key)
             AND (p_since IS NULL OR t.failed_at >= p_since)
             AND t.failed_at < p_until
+            AND NOT (p_action = 'RETRY' AND {schema}.is_too_large(t.error_code, t.data))
         ORDER BY t.failed_at
         LIMIT p_count
         FOR UPDATE SKIP LOCKED
