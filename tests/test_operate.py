@@ -26,6 +26,7 @@ GROUPS = {
     "batch": ("list", "show", "cancel"),
     "process": ("list", "show", "cancel", "retry", "signal"),
     "limit": ("list", "set", "clear"),
+    "bridge": ("list", "add", "remove"),
     "schedule": ("list", "add", "remove", "pause", "resume", "run", "next"),
     "breaker": ("list", "show", "open", "close", "reset", "set", "clear"),
 }

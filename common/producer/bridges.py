@@ -91,7 +91,8 @@ class BridgeOperations:
         """
         check_queue(queue)
         given = _checked(direction, type, reply_to)
-        name = f"{queue}-{direction}" if name is None else name
+        if name is None:
+            name = _name_of(queue, direction)
         values = {
             "name": check_name("name of a bridge", name),
             "queue": queue,
@@ -120,6 +121,14 @@ class BridgeOperations:
         if refusal is not None:
             names = [record.name for record in self.list(connection=connection)]
             raise _REFUSALS.unknown_error(name, names)
+
+
+def _name_of(queue: str, direction: str) -> str:
+    name = f"{queue}-{direction}"
+    try:
+        return check_name("name of a bridge", name)
+    except ValueError:
+        raise ValueError(f"{shown(name)} cannot be the name of a bridge: give it a name") from None
 
 
 def _checked(direction: str, type_: str | None, reply_to: str | None) -> dict[str, object]:

@@ -13,6 +13,7 @@ import click
 from cmdbus.logs import set_up_for_terminal
 from cmdbus.supervisor.cli.batches import batch
 from cmdbus.supervisor.cli.breakers import breaker
+from cmdbus.supervisor.cli.bridges import bridge
 from cmdbus.supervisor.cli.commands import cancel, get, reschedule, send
 from cmdbus.supervisor.cli.configuration import WEB_SETTINGS, read
 from cmdbus.supervisor.cli.domains import domain, pause, resume, status
@@ -122,6 +123,7 @@ def _for_all(group: click.Group, values: dict[str, str | bool]) -> dict[str, Any
 for command in (
     *(send, get, list_, cancel, reschedule, status, domain, limit_, pause, resume, batch, tsq, ps),
     breaker,
+    bridge,
     nodes,
 ):
     main.add_command(command)
