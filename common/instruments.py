@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from uuid import UUID
 
+from cmdbus.clock import time
 from cmdbus.forwarding import also_forwarding
 from cmdbus.headers import check_headers
 
@@ -116,6 +117,10 @@ class Instrument:
 
     def settled(self, ended: EndedExecution) -> None:
         """After the commit, in a thread of the worker's that has other work: be quick."""
+
+    def flush(self, seconds: float) -> None:
+        """Sends what is left within so many seconds: a process of a fleet ends, and calls no
+        function of `atexit`."""
 
 
 #: Those of this process, the outermost first.
@@ -237,6 +242,17 @@ def settled(ended: Iterable[EndedExecution]) -> None:
                 instrument.settled(each)
             except Exception as error:
                 _log(instrument, "settled", error)
+
+
+def flush(seconds: float) -> None:
+    """Has all instruments send what is left, one after the other, within this time."""
+    until = time.monotonic() + seconds
+    for instrument in installed:
+        if (left := until - time.monotonic()) > 0:
+            try:
+                instrument.flush(left)
+            except Exception as error:
+                _log(instrument, "flush", error)
 
 
 def having(hook: str) -> list[Instrument]:

@@ -53,6 +53,10 @@ class SurroundedExecution(Protocol):
         """The name under which the view `command` shows the worker."""
 
     @property
+    def waited(self) -> float:
+        """Seconds between being due and being claimed."""
+
+    @property
     def is_in_a_tests_transaction(self) -> bool:
         """What it commits is a part of that: there is no autocommit mode."""
 

@@ -305,3 +305,20 @@ def test_executions_have_no_layer_for_an_instrument_that_only_counts(
         with running(dsn, registry):
             bus.call("payments", "Noop")
     assert ends[0].outcome == "COMPLETED"
+
+
+def test_an_instrument_that_cannot_send_what_is_left_keeps_no_other_from_it() -> None:
+    left: list[float] = []
+
+    class Broken(Instrument):
+        def flush(self, seconds: float) -> None:
+            raise OSError("no network")
+
+    class Flushing(Instrument):
+        def flush(self, seconds: float) -> None:
+            left.append(seconds)
+
+    with installed(Broken()), installed(Flushing()):
+        instruments.flush(2)
+        instruments.flush(-1)  # It is late.
+    assert len(left) == 1 and 1 < left[0] <= 2

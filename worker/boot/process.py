@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from cmdbus import instruments
 from cmdbus.board.board import Node
 from cmdbus.board.stack_files import open_stacks
 from cmdbus.clock import time
@@ -25,6 +26,9 @@ from cmdbus.worker.boot.app import load
 logger = logging.getLogger(__name__)
 
 _STDERR = 2
+#: Seconds for instruments to send what is left, and those before the stop deadline that are left to
+#: the exit: a process that is late is killed.
+_FLUSH_SECONDS, _EXIT_SECONDS = 2.0, 0.2
 
 
 def failed(error: Exception, node: Node, stacks: int) -> Exit:
@@ -73,6 +77,14 @@ def _write_stacks_to(descriptor: int) -> None:
     faulthandler.enable(descriptor, all_threads=True)
     faulthandler.unregister(signal.SIGUSR2)
     faulthandler.register(signal.SIGUSR2, descriptor, all_threads=True)
+
+
+def flush(node: Node) -> None:
+    """The last thing that the process does. A supervised process calls no function of `atexit`, by
+    which libraries send what is left."""
+    by = node.seat.stop_by
+    left = by / 1e9 - time.monotonic() - _EXIT_SECONDS if by else _FLUSH_SECONDS
+    instruments.flush(min(left, _FLUSH_SECONDS))
 
 
 class Stop:

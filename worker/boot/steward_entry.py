@@ -7,7 +7,7 @@ from cmdbus.board.board import Node
 from cmdbus.errors import CmdbusError
 from cmdbus.exits import Exit
 from cmdbus.settings import Settings
-from cmdbus.worker.boot.process import Stop, enter, failed, load_application
+from cmdbus.worker.boot.process import Stop, enter, failed, flush, load_application
 from cmdbus.worker.probes.endpoints import serving
 from cmdbus.worker.steward.steward_process import StewardProcess
 
@@ -22,6 +22,8 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
             steward = StewardProcess(settings, node, registry, stacks.parent, threads)
             stop = Stop(node, settings, steward.request_stop)
             unblock()
-            return stop.code(steward.run())
+            code = stop.code(steward.run())
+            flush(node)
+            return code
     except CmdbusError as error:
         return failed(error, node, descriptor)

@@ -8,7 +8,7 @@ from cmdbus.errors import CmdbusError, DatabaseUnavailableError
 from cmdbus.exits import Exit
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
-from cmdbus.worker.boot.process import Stop, enter, failed, load_application
+from cmdbus.worker.boot.process import Stop, enter, failed, flush, load_application
 from cmdbus.worker.worker import Worker
 
 
@@ -27,6 +27,8 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
         return stop.code(Exit.DONE)  # ordered to stop while it waited for the database
     except CmdbusError as error:  # Also what an on_start function of the application raised.
         return failed(error, node, descriptor)
+    finally:
+        flush(node)
     return stop.code(Exit.UNFINISHED if worker.abandoned else Exit.DONE)
 
 

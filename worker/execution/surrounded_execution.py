@@ -97,6 +97,10 @@ class SurroundedExecution(Execution):
     def worker(self) -> str:
         return self._statements.worker
 
+    @property
+    def waited(self) -> float:
+        return self.claim.waited
+
     def after_settlement(self, function: AfterSettlement) -> None:
         with self._while_running("after_settlement()", "call it"):
             self._afterwards = (*self._afterwards, (copy_context(), function))

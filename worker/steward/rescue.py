@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psycopg
 
+from cmdbus import instruments
 from cmdbus.backoff import Backoff
 from cmdbus.board.board import Node
 from cmdbus.board.counters import OutcomeLabel
@@ -27,6 +28,7 @@ from cmdbus.retry import SUSPECT_LOSSES, RetryPolicy
 from cmdbus.timeouts import RESCUE_SECONDS
 from cmdbus.worker.claims.claim import Claim, Connection, Finished, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.claims.ended_executions import settled_executions
 from cmdbus.worker.claims.ends import log_end, log_lost
 from cmdbus.worker.claims.halving import in_halves
 from cmdbus.worker.claims.outcomes import failed
@@ -197,6 +199,8 @@ class _Rescuer:
         if not lost:
             self.rescued.ends.append((claim, OutcomeLabel[settled.outcome.kind]))
             log_end(settled)
+            if instruments.installed:
+                instruments.settled(settled_executions([settled]))
         return not lost
 
 
