@@ -61,6 +61,7 @@ FLOOR_PLAN |= {
         *[*SHARED, "cmdbus.database", "cmdbus.integrations", "cmdbus.payloads", "cmdbus.producer"],
     ],
     "cmdbus.embedded": [*SHARED, "cmdbus.database"],
+    "cmdbus.sentry": SHARED,
     CLAIMS: [*SHARED, "cmdbus.payloads", "cmdbus.board", "cmdbus.database"],
     BREAKERS: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
     INTEGRATIONS: SHARED,
