@@ -36,6 +36,8 @@ ARGUMENTS = {
     "unique": "report",
     "present": "shop.debit",
     "hint": ": choose another one",
+    "queue": "orders",
+    "part": "archive",
 }
 
 
