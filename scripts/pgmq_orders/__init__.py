@@ -1,0 +1,1 @@
+"""An example: a program that knows only PGMQ, and a fleet that serves it through two bridges."""
