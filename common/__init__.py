@@ -20,6 +20,7 @@
     SearchStop, Undecodable             what a CommandBus returns
     HandlerRegistry, handler, Breaker   register handlers, and circuit breakers for their calls
     Command, Context                    what a handler gets
+    ExecutionOutcome                    what middleware sees of an execution
     ProcessManager, Reply               the steps of a process, and what they get
     ProcessRequest, ProcessRecord,
     ProcessStatus, ProcessStep          what a CommandBus takes and returns of processes
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from cmdbus.errors import SendRefusedError as SendRefusedError
     from cmdbus.errors import ShutdownError as ShutdownError
     from cmdbus.errors import TransientCommandError as TransientCommandError
+    from cmdbus.execution_outcome import ExecutionOutcome as ExecutionOutcome
     from cmdbus.limits import Limit as Limit
     from cmdbus.processes.process_manager import ProcessManager as ProcessManager
     from cmdbus.producer.breakers import BreakerRecord as BreakerRecord
@@ -154,6 +156,7 @@ _NAMES = {
         "ShutdownError",
         "TransientCommandError",
     ],
+    "execution_outcome": ["ExecutionOutcome"],
     "limits": ["Limit"],
     "processes.process_manager": ["ProcessManager"],
     "producer.breakers": ["BreakerRecord", "DeclaredBreaker", "SetBreaker"],

@@ -19,6 +19,12 @@ def check_callable(
         )
     if inspect.isgeneratorfunction(code):
         raise ValueError(f"{what}, {name_of(function)}, is a generator: return the result instead")
+    check_arguments(function, what, arguments)
+
+
+def check_arguments(
+    function: object, what: str, arguments: tuple[str, ...] = ("command", "context")
+) -> None:
     try:
         signature_of(function).bind(*arguments)
     except TypeError as error:

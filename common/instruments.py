@@ -7,7 +7,7 @@ those of others.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from threading import Lock
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from cmdbus.context import Context
 
 logger = logging.getLogger(__name__)
+
+#: A handler, or what is around it.
+Run = Callable[["Command[Any]", "Context"], Any]
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -175,6 +178,9 @@ class Entered:
             except Exception as second:
                 if second is not error:
                     _log(instrument, hook, second)
+            finally:
+                if error is not None:
+                    error.__traceback__ = trace  # Without the frames of the instrument.
 
 
 class _Hook:
@@ -259,6 +265,24 @@ def having(hook: str) -> list[Instrument]:
     """Those that do something in this hook."""
     base = getattr(Instrument, hook)
     return [each for each in installed if getattr(type(each), hook) is not base]
+
+
+def observed(instruments: Sequence[Instrument], run: Run) -> Run:
+    """`run` as these instruments see it."""
+
+    def inside(command: "Command[Any]", context: "Context") -> Any:
+        entered = Entered()
+        for instrument in instruments:
+            entered.enter(instrument, "executing", command, context)
+        try:
+            result = run(command, context)
+        except BaseException as error:
+            entered.leave(error)
+            raise
+        entered.leave(None)
+        return result
+
+    return inside
 
 
 def _log(instrument: Instrument, hook: str, error: Exception) -> None:

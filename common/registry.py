@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from cmdbus.breakers import Breaker, BreakerDeclaration, DeclaredBreakers
 from cmdbus.callables import name_of
@@ -16,13 +16,14 @@ from cmdbus.errors import HandlerAlreadyRegisteredError
 from cmdbus.forwarding import check_forwarded
 from cmdbus.handlers import Handler, HandlerFunction, HandlerOptions, make_handler
 from cmdbus.headers import FORWARDED
-from cmdbus.instruments import having
+from cmdbus.instruments import having, observed
 from cmdbus.limits import Declaration, Limit, check_declared, shared_limit
+from cmdbus.middleware import A, Middlewares
 from cmdbus.payloads.forms import Encoder
 from cmdbus.process_hooks import H, ProcessHooks
 from cmdbus.schedules import Schedule, ScheduleOptions
 from cmdbus.selection import needs
-from cmdbus.surroundings import Layer, Surroundings, managed, observed, within
+from cmdbus.surroundings import Layer, Surroundings, managed, within
 from cmdbus.typed_handlers import prepare
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class HandlerRegistry:
         self._schedules = DeclaredSchedules(self._encoder)
         self._breakers = DeclaredBreakers()
         self.hooks = ProcessHooks()
+        self._middlewares = Middlewares()
         #: Django's, around each call of each of its handlers.
         self.surroundings: Surroundings | None = None
         if django:
@@ -189,6 +191,28 @@ class HandlerRegistry:
             self._managers[manager.domain] = present
         present[manager.type] = manager
 
+    @overload
+    def around(self, function: A, /) -> A: ...
+    @overload
+    def around(
+        self, function: None = None, /, *, domain: str | None = None, type: str | None = None
+    ) -> Callable[[A], A]: ...
+    def around(
+        self, function: Any = None, /, *, domain: str | None = None, type: str | None = None
+    ) -> Any:
+        """Puts the decorated function around each execution of its handlers, or around those of a
+        `domain` or a `type`; the first one that is declared is the outermost. It is called with the
+        command and its context, and is a generator function that yields once, where the handler
+        runs, or returns a context manager. Returns it unchanged.
+
+        `outcome = yield` gives what becomes of the command, an ExecutionOutcome, as does
+        `context.outcome`; the handler's error is raised at the yield. What it raises itself is the
+        command's error, and swallowing one completes the command without a result.
+        """
+
+        declare = self._middlewares.declaring(domain, type)
+        return declare if function is None else declare(function)
+
     def on_start(self, function: H) -> H:
         """Has the decorated function called once in each worker process, before that is ready. What
         it raises is an error of the start. Returns it unchanged."""
@@ -211,6 +235,7 @@ class HandlerRegistry:
             layers.append(partial(observed, observers))
         if self.surroundings is not None:
             layers.append(partial(managed, self.surroundings))
+        layers += self._middlewares.of(domain, type)
         return within(layers) if layers else None
 
     def find(self, domain: str, type: str) -> Handler | None:
@@ -251,6 +276,7 @@ class HandlerRegistry:
         for managers in self._managers.values():
             for manager in managers.values():
                 manager.check_states()
+        self._middlewares.check([*self._all()])
         return Declarations(
             limits=self.limits(),
             breakers=self.breakers(),

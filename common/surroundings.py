@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from cmdbus.execution_outcome import ExecutionOutcome
-from cmdbus.instruments import Entered, Instrument
 
 if TYPE_CHECKING:
     import psycopg
@@ -137,21 +136,3 @@ def note_error(context: "Context", error: BaseException, middleware: str = "") -
 def note_swallowed(context: "Context") -> None:
     """An error of what is inside is none of the command's any longer."""
     context.outcome = execution_of(context).returned(None)
-
-
-def observed(instruments: Sequence[Instrument], run: Run) -> Run:
-    """`run` as these instruments see it."""
-
-    def inside(command: "Command[Any]", context: "Context") -> Any:
-        entered = Entered()
-        for instrument in instruments:
-            entered.enter(instrument, "executing", command, context)
-        try:
-            result = run(command, context)
-        except BaseException as error:
-            entered.leave(error)
-            raise
-        entered.leave(None)
-        return result
-
-    return inside

@@ -44,12 +44,15 @@ def replied(
     bus: CommandBus,
     manager: Watched,
     surroundings: Surroundings | None = None,
+    around: Any = None,
     **options: Any,
 ) -> Iterator[list[UUID]]:
     """Trips whose first replies wait in a domain that is paused."""
     registry = HandlerRegistry()
     registry.register_process(manager)
     registry.surroundings = surroundings
+    if around is not None:
+        registry.around(domain="trips")(around)
     registry.register("bookings", "Flight", leave_effect)
     with running(dsn, soon(registry), concurrency=2 * COUNT, **options):
         # A worker handles one reply by itself, to learn how long that takes.
