@@ -117,6 +117,32 @@ def test_a_refused_send_is_seen_without_ids(bus: CommandBus, recorder: Recorder)
     assert [each.ids for each in recorder.sends] == [[known], None, None]
 
 
+def test_the_error_with_which_a_call_ends_is_seen(dsn: str, bus: CommandBus) -> None:
+    class Noting(Instrument):
+        @contextmanager
+        def waiting(self, operation: str, domain: str | None, id: UUID) -> Iterator[None]:
+            try:
+                yield
+            except CommandFailedError as error:
+                seen.append(error.code)
+                raise
+
+    def fail(command: Command, context: Context) -> None:
+        raise BusinessRuleError("CLOSED", "not today")
+
+    async def call() -> None:
+        async with AsyncCommandBus(dsn) as asynchronous:
+            await asynchronous.call("payments", "Debit")
+
+    seen: list[str] = []
+    with installed(Noting()), running(dsn, handling(fail)):
+        with pytest.raises(CommandFailedError):
+            bus.call("payments", "Debit")
+        with pytest.raises(CommandFailedError):
+            asyncio.run(call())
+    assert seen == ["CLOSED", "CLOSED"]
+
+
 def test_calls_and_waits_are_seen_around_their_sends(
     dsn: str, bus: CommandBus, recorder: Recorder
 ) -> None:

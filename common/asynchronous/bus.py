@@ -169,7 +169,7 @@ class AsyncCommandBus(AsyncSenders):
                 await news.wait(call.pause())
                 with call.reading():
                     await self._run(lambda _, **own: call.read(**own), None)
-        return call.result()
+            return call.result()
 
     def replies(
         self,

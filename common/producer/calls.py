@@ -123,7 +123,7 @@ def complete(call: Call) -> Any:
             call.listener.wait(call.command_id, news, pause, call.within)
             with call.reading():
                 call.read()
-    return call.result()
+        return call.result()
 
 
 class Calls:
