@@ -41,6 +41,7 @@
     cmdbus.django                       the app, the connection and the tasks of a Django project
     cmdbus.pgmq                         a client of PGMQ's queues
     cmdbus.testing                      tests of applications, and fixtures for pytest
+    cmdbus.otel                         traces and metrics by OpenTelemetry
 
 All other modules are internal. The names above are those of `from cmdbus import ...`; they are
 loaded when they are first used, because the supervising process imports this package and must

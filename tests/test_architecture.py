@@ -43,6 +43,7 @@ FLOOR_PLAN["cmdbus.processes"] = [
 FLOOR_PLAN["cmdbus.pgmq"] = [
     *[*SHARED, "cmdbus.payloads", "cmdbus.database", "cmdbus.integrations", "cmdbus.producer"],
 ]
+FLOOR_PLAN["cmdbus.otel"] = SHARED
 CLAIMS, EXECUTION = "cmdbus.worker.claims", "cmdbus.worker.execution"
 BREAKERS = "cmdbus.worker.breakers"
 INTEGRATIONS = "cmdbus.worker.integrations"
@@ -249,6 +250,7 @@ def test_modules_that_call_themselves_pure_are() -> None:
         ("asyncio", {"cmdbus.asynchronous"}),
         ("psycopg", DATABASE_ROOMS),
         ("prometheus_client", {"cmdbus.prometheus"}),
+        ("opentelemetry", {"cmdbus.otel"}),
         (
             "django",
             {

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 def pages() -> list[Path]:
     rooms = (
-        *("common/pgmq", "common/processes", "common/sentry", "common/web"),
+        *("common/otel", "common/pgmq", "common/processes", "common/sentry", "common/web"),
         *("worker/django", "worker/prometheus"),
     )
     found = [*ROOT.glob("[a-z]*/README.md"), *(ROOT / room / "README.md" for room in rooms)]

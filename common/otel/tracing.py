@@ -1,0 +1,97 @@
+"""The instrument that makes spans and metrics."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from uuid import UUID
+
+from opentelemetry import trace
+from opentelemetry.metrics import MeterProvider, get_meter_provider
+from opentelemetry.trace import TracerProvider
+
+from cmdbus.clock import time
+from cmdbus.command import Command
+from cmdbus.context import Context
+from cmdbus.instruments import EndedExecution, Instrument, Request, Sending
+from cmdbus.otel.conventions import CONTEXTS_NAMES
+from cmdbus.otel.executions import EndedSpan, Executions, Key
+from cmdbus.otel.metrics import Metrics
+from cmdbus.otel.process_span import ProcessSpan
+from cmdbus.otel.send_span import SendSpan
+from cmdbus.otel.settlement_spans import SettlementSpans
+from cmdbus.otel.wait_span import WaitSpan
+
+
+class Tracing(Instrument):
+    def __init__(
+        self,
+        version: str,
+        tracer_provider: TracerProvider | None,
+        meter_provider: MeterProvider | None,
+        *,
+        is_child: bool,
+        messages: bool,
+    ) -> None:
+        self._tracer = trace.get_tracer("cmdbus", version, tracer_provider)
+        self._metrics = Metrics(version, meter_provider)
+        self._executions = Executions()
+        self._settlements = SettlementSpans(self._tracer)
+        self._tracer_provider, self._meter_provider = tracer_provider, meter_provider
+        self._is_child, self._messages = is_child, messages
+
+    def sending(
+        self, requests: Sequence[Request], operation: str
+    ) -> AbstractContextManager[Sending]:
+        messages = self._messages
+        return SendSpan(self._tracer, self._metrics, requests, operation, messages=messages)
+
+    def waiting(
+        self, operation: str, domain: str | None, id: UUID
+    ) -> AbstractContextManager[object]:
+        messages = self._messages
+        return WaitSpan(self._tracer, self._metrics, operation, domain, id, messages=messages)
+
+    def executing(self, command: Command[Any], context: Context) -> AbstractContextManager[object]:
+        return ProcessSpan(
+            self._tracer,
+            self._metrics,
+            self._executions,
+            command,
+            context,
+            is_child=self._is_child,
+            messages=self._messages,
+        )
+
+    def settled(self, ended: EndedExecution) -> None:
+        self._metrics.queued(ended.domain, ended.type, ended.waited)
+        key = ended.command_id, ended.attempt
+        span = self._executions.settled(key)
+        if span is None and ended.code == "TIMEOUT":
+            span = self._timed_out(ended, key)
+        if span is None:
+            return  # There was no execution.
+        self._metrics.settled(ended.domain, max(0.0, ended.settled_at - span.ended))
+        if span.context is not None:
+            self._settlements.add(ended, span.context, span)
+
+    def _timed_out(self, ended: EndedExecution, key: Key) -> EndedSpan | None:
+        """Ends the span of a thread that hangs."""
+        running = self._executions.take(key)
+        if running is None:
+            return None
+        span = running.ended_at(ended.ended_at)
+        outcome = CONTEXTS_NAMES.get(ended.outcome, ended.outcome)
+        running.end_as_timed_out(outcome, "TIMEOUT", ended.seconds)
+        return span
+
+    def flush(self, seconds: float) -> None:
+        """Providers of the API alone have nothing to send."""
+        until = time.monotonic() + seconds
+        for provider in (
+            self._tracer_provider or trace.get_tracer_provider(),
+            self._meter_provider or get_meter_provider(),
+        ):
+            flush = getattr(provider, "force_flush", None)
+            left = until - time.monotonic()
+            if flush is not None and left > 0:
+                flush(int(left * 1000))

@@ -1,0 +1,131 @@
+"""Executions that end in other ways, and where contexts go: links, samplers, baggage, forks."""
+
+import os
+import threading
+
+import psycopg
+from handlers import LADDER, ONCE, handling, running
+from opentelemetry import baggage
+from opentelemetry.context import attach, detach
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+from opentelemetry.trace import TraceFlags, get_current_span
+from queries import CLAIM
+from traces import Traces, attributes, context, instrumented, is_child
+
+from cmdbus import BreakerOpenError, Command, CommandBus, Context
+
+SAMPLED = TraceFlags.SAMPLED
+
+
+def test_with_links_each_execution_begins_a_trace(dsn: str, bus: CommandBus) -> None:
+    with instrumented(Traces(), propagation="link") as traces, running(dsn, handling()):
+        bus.send("payments", "Debit")
+        settle = traces.one("settle payments")
+        send, process = traces.one("send payments"), traces.one("process payments")
+    assert process.parent is None and is_child(settle, process)
+    assert context(process).trace_id != context(send).trace_id
+    assert [link.context.span_id for link in process.links] == [context(send).span_id]
+
+
+def test_a_command_without_a_context_begins_a_trace(dsn: str, bus: CommandBus) -> None:
+    command_id = bus.send("payments", "Debit")
+    with instrumented(Traces()) as traces, running(dsn, handling()):
+        bus.wait("payments", command_id, 10)
+        traces.one("settle payments")
+    process = traces.one("process payments")
+    assert process.parent is None and not process.links
+    assert "queue payments" not in [span.name for span in traces.spans]
+
+
+def test_an_unsampled_trace_stays_so_and_is_measured(dsn: str, bus: CommandBus) -> None:
+    flags: list[int] = []
+
+    def handle(command: Command, context: Context) -> None:
+        flags.append(get_current_span().get_span_context().trace_flags & SAMPLED)
+        for headers in (command.headers, context.headers):
+            flags.append(int(headers["traceparent"][-1], 16) & SAMPLED)
+
+    with instrumented(Traces(ParentBased(ALWAYS_OFF))) as traces, running(dsn, handling(handle)):
+        bus.wait("payments", bus.send("payments", "Debit"), 10)
+    assert traces.spans == () and flags == [0, 0, 0]
+    [(labels, point)] = traces.points("messaging.process.duration")
+    assert (labels["cmdbus.outcome"], point.count) == ("COMPLETED", 1)
+
+
+def test_baggage_comes_with_the_command(dsn: str, bus: CommandBus) -> None:
+    seen: list[object] = []
+
+    def handle(command: Command, context: Context) -> None:
+        seen.append(baggage.get_baggage("tenant"))
+
+    with instrumented(Traces()), running(dsn, handling(handle)):
+        token = attach(baggage.set_baggage("tenant", "acme"))
+        try:
+            command_id = bus.send("payments", "Debit")
+        finally:
+            detach(token)
+        bus.wait("payments", command_id, 10)
+        bus.wait("payments", bus.send("payments", "Debit"), 10)
+    assert seen == ["acme", None], "a thread keeps nothing of the execution before"
+
+
+def test_an_execution_that_times_out_ends_while_its_thread_hangs(dsn: str, bus: CommandBus) -> None:
+    release = threading.Event()
+
+    def hang(command: Command, context: Context) -> None:
+        release.wait(20)
+
+    with instrumented(Traces()) as traces:
+        with running(dsn, handling(hang, retry=ONCE), timeouts=LADDER, concurrency=1):
+            bus.send("payments", "Debit")
+            process = traces.one("process payments")
+            release.set()
+        assert len(traces.named("process payments")) == 1
+    assert attributes(process)["error.type"] == "TIMEOUT" and not process.status.is_ok
+    assert attributes(process)["cmdbus.outcome"] == "TROUBLESHOOTING"
+    assert is_child(traces.one("settle payments"), process)
+    [(labels, point)] = traces.points("messaging.process.duration")
+    assert (labels["error.type"], point.count) == ("TIMEOUT", 1)
+
+
+def test_commands_that_are_given_back_or_deferred_have_not_failed(
+    dsn: str, bus: CommandBus
+) -> None:
+    def handle(command: Command, context: Context) -> None:
+        if command.data == "again":
+            context.again(60)
+        else:
+            raise BreakerOpenError("stripe", 60)
+
+    with instrumented(Traces()) as traces, running(dsn, handling(handle)):
+        for data in ("again", "deferred"):
+            bus.send("payments", "Debit", data)
+        traces.named("settle payments", 2)
+    ended = traces.named("process payments", 2)
+    assert {attributes(span)["cmdbus.outcome"] for span in ended} == {"AGAIN", "DEFERRED"}
+    assert all(span.status.is_unset and not span.events for span in ended)
+
+
+def test_a_child_that_a_handler_forks_ends_no_span(dsn: str, bus: CommandBus) -> None:
+    def handle(command: Command, context: Context) -> None:
+        pid = os.fork()
+        if pid:
+            os.waitpid(pid, 0)
+
+    with instrumented(Traces()) as traces, running(dsn, handling(handle)):
+        bus.send("payments", "Debit")
+        traces.one("settle payments")
+    assert attributes(traces.one("process payments"))["cmdbus.outcome"] == "COMPLETED"
+
+
+def test_a_settlement_that_finds_the_lease_lost_is_an_error(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    def handle(command: Command, context: Context) -> None:
+        connection.execute(CLAIM, ("1 minute", command.command_id))
+
+    with instrumented(Traces()) as traces, running(dsn, handling(handle)):
+        bus.send("payments", "Debit")
+        settle = traces.one("settle payments")
+    assert attributes(settle)["cmdbus.outcome"] == attributes(settle)["error.type"] == "LOST"
+    assert not settle.status.is_ok

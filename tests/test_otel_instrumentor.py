@@ -1,0 +1,106 @@
+"""Switching OpenTelemetry on and off, its metrics, and what a program without it gets."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+from handlers import SOON, handling, running
+from traces import Traces, instrumented
+
+from cmdbus import Command, CommandBus, Context, SendRequest, instruments
+from cmdbus.otel import CmdbusInstrumentor
+
+
+def test_a_second_instrument_counts_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with instrumented(Traces()):
+        CmdbusInstrumentor().instrument(skip_dep_check=True)
+        assert "is instrumented already" in caplog.text
+        assert len(instruments.installed) == 1
+        assert CmdbusInstrumentor().is_instrumented_by_opentelemetry
+    assert not instruments.installed
+    CmdbusInstrumentor().uninstrument()
+    assert "is not instrumented" in caplog.text
+
+
+def test_an_unknown_propagation_is_refused() -> None:
+    with pytest.raises(ValueError, match="propagation must be 'child' or 'link', not 'both'"):
+        CmdbusInstrumentor().instrument(propagation="both")
+    assert instruments.installed == ()
+
+
+def test_opentelemetrys_own_programs_find_it() -> None:
+    found = {
+        each.name: each.load()
+        for each in entry_points(group="opentelemetry_instrumentor")
+        if each.name == "cmdbus"
+    }
+    assert found == {"cmdbus": CmdbusInstrumentor}
+
+
+def test_it_says_which_extra_is_missing_and_loads_no_driver() -> None:
+    program = """
+import sys
+sys.modules["opentelemetry.trace"] = None
+try:
+    import cmdbus.otel
+except ImportError as error:
+    print(error)
+for name in [name for name in sys.modules if name.startswith("opentelemetry")]:
+    del sys.modules[name]
+from cmdbus.otel import CmdbusInstrumentor
+CmdbusInstrumentor().instrument()
+print([name for name in sys.modules if name.startswith(("psycopg", "opentelemetry.sdk"))])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout.splitlines() == [
+        "cmdbus.otel needs the extra otel: pip install 'cmdbus[otel]'",
+        "[]",
+    ]
+
+
+def test_what_is_sent_and_executed_is_measured(dsn: str, bus: CommandBus) -> None:
+    def handle(command: Command, context: Context) -> None:
+        if context.attempt == 1:
+            raise ValueError("once")
+
+    with instrumented(Traces()) as traces, running(dsn, handling(handle, retry=SOON)):
+        bus.wait("payments", bus.send("payments", "Debit"), 10)
+        bus.send_many([SendRequest("payments", "Noop") for _ in range(3)])
+        traces.named("settle payments", 5)
+    operation = {"messaging.system": "cmdbus", "messaging.destination.name": "payments"}
+    send = {"messaging.operation.name": "send", "messaging.operation.type": "send"}
+    sent = [
+        (labels, point.value) for labels, point in traces.points("messaging.client.sent.messages")
+    ]
+    assert sent == [
+        ({**operation, **send, "cmdbus.command.type": type}, count)
+        for type, count in (("Debit", 1), ("Noop", 3))
+    ]
+    executed = {
+        (labels["cmdbus.command.type"], labels["cmdbus.outcome"], labels.get("error.type")): (
+            point.count,
+            point.explicit_bounds[:2],
+        )
+        for labels, point in traces.points("messaging.process.duration")
+    }
+    bounds = (0.005, 0.01)
+    assert executed == {
+        ("Debit", "RETRY", "ValueError"): (1, bounds),
+        ("Debit", "COMPLETED", None): (1, bounds),
+        ("Noop", "COMPLETED", None): (3, bounds),
+    }
+    consumed = traces.points("messaging.client.consumed.messages")
+    assert sum(point.value for _, point in consumed) == 5
+    operations = {
+        labels["messaging.operation.name"]: point.count
+        for labels, point in traces.points("messaging.client.operation.duration")
+    }
+    assert operations == {"send": 2, "settle": 5, "wait": 1}
+    queued = traces.points("cmdbus.queue.duration")
+    assert sum(point.count for _, point in queued) == 5
+    assert all(
+        set(labels) == {"messaging.destination.name", "cmdbus.command.type"} for labels, _ in queued
+    )
