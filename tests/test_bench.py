@@ -23,7 +23,7 @@ BENCH = SCRIPTS / "bench"
 RATES = ["enqueue-bulk"]
 MORE_RATES = [
     *("drain", "drain-full", "enqueue", "enqueue-concurrent", "threads", "tx", "bloat"),
-    *("bloat-batch", "keyed", "ordered", "io", "call", "django", "drain-watched"),
+    *("bloat-batch", "keyed", "ordered", "io", "call", "django", "drain-watched", "otel"),
 ]
 TIMES = ["lease-look"]
 MORE_TIMES = [
@@ -50,6 +50,7 @@ MORE = {
     "tag-idle": {"tag-claim"},
     "page-first": {"page-deep", "page-history", "page-overview", "page-first-byte"},
     "django": {"django-db-worker"},
+    "otel": {"otel-cpu", "otel-unsampled", "otel-unsampled-cpu"},
     "breaker-idle": {"breaker-claim"},
     "bridge": {"bridge-cpu"},
     "bridge-out": {"bridge-out-cpu"},

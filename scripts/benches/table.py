@@ -19,6 +19,7 @@ from benches.peers.comparing import PEERS, peers
 from benches.selecting import tag_idle
 from benches.sending import enqueue, enqueue_bulk, enqueue_concurrent
 from benches.ticking import tick_latency
+from benches.tracing import otel
 from benches.waiting import call, idle, io, latency, mixed
 from benches.watching import drain_watched
 
@@ -89,6 +90,10 @@ ROWS = {
         Row("bridge-out-cpu", bridge_out, "us/message"),
         Row("bridge-drain", bridge_drain, "messages/s"),
         Row("bridge-latency", bridge_latency, _MS),
+        Row("otel", otel, _RATE),
+        Row("otel-cpu", otel, _CPU),
+        Row("otel-unsampled", otel, _RATE),
+        Row("otel-unsampled-cpu", otel, _CPU),
         Row("django", django, _RATE, 0.5),
         Row("django-db-worker", django, _RATE, 4.0),
         *(
