@@ -9,7 +9,7 @@ import sentry_sdk
 from sentry_sdk import integrations, scope
 from sentry_sdk.envelope import Envelope
 from sentry_sdk.integrations.dedupe import DedupeIntegration
-from sentry_sdk.integrations.logging import LoggingIntegration, unignore_logger
+from sentry_sdk.integrations.logging import _IGNORED_LOGGERS, LoggingIntegration
 from sentry_sdk.transport import Transport
 
 from cmdbus import instruments
@@ -38,6 +38,14 @@ class Sentry(Transport):
     def transactions(self) -> list[Any]:
         found = [each.get_transaction_event() for each in self._envelopes]
         return [each for each in found if each is not None]
+
+    @property
+    def spans(self) -> list[Any]:
+        """Those that are streamed."""
+        sentry_sdk.flush()
+        items = [item for each in self._envelopes for item in each.items]
+        lists = [item.payload.json for item in items if item.type == "span"]
+        return [span for each in lists if each is not None for span in each["items"]]
 
     @property
     def text(self) -> str:
@@ -74,6 +82,6 @@ def sentry(integration: CmdbusIntegration | None = None, /, **options: Any) -> I
         integrations._installed_integrations = {*known[1]}
         scope.global_event_processors[:] = processors
         logging.Logger.callHandlers = call_handlers  # type: ignore[method-assign]
-        unignore_logger(ENDS)
+        _IGNORED_LOGGERS.discard(ENDS)
         for each in {*instruments.installed} - {*installed}:
             instruments.remove(each)

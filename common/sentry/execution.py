@@ -2,6 +2,7 @@
 events of another one; with a span, if tracing is on; and with an event, if it fails."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import sentry_sdk
@@ -41,6 +42,9 @@ class Execution:
         headers, name = self._command.headers, f"{self._command.domain}/{self._command.type}"
         if tracing.is_on():
             self._span = tracing.process(name, self._attributes(), headers, self._fields())
+            if self._options.propagate_traces and self._command.reply_to is not None:
+                with suppress(ValueError):  # There is no room for more headers.
+                    self._context.headers.update(tracing.propagated())
         else:
             scope.set_transaction_name(name, source="task")
             tracing.continue_trace(headers)

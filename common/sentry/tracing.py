@@ -11,7 +11,7 @@ from sentry_sdk.tracing_utils import has_tracing_enabled
 
 try:
     from sentry_sdk.tracing_utils import has_span_streaming_enabled as _streams
-except ImportError:  # an SDK without streamed spans
+except ImportError:  # one without streamed spans
 
     def _streams(options: dict[str, Any] | None) -> bool:
         return False
