@@ -15,6 +15,7 @@ from queries import insert, rows, scalar
 from roles import role
 
 from cmdbus import CmdbusError, CommandBus, SchemaError
+from cmdbus.database.statements import statement
 from cmdbus.errors import MissingRightError
 
 Run = Callable[..., Result]
@@ -171,6 +172,12 @@ def test_a_queue_that_is_dropped_stops_its_bridge_alone(
         ("b-in", 1, None),
         ("c-out", 0, "the queue 'c' does not exist: SELECT pgmq.create('c') makes it"),
     ]
+    counted = statement("count_bridges", "cmdbus")
+    assert {row[:3]: row[3] for row in connection.execute(counted) if row[3]} == {
+        ("a-in", "in", "failing"): 1,
+        ("b-in", "in", "moved"): 1,
+        ("c-out", "out", "failing"): 1,
+    }
     connection.execute("DROP SCHEMA pgmq CASCADE")
     bridge_round().run(connection)
     assert all(

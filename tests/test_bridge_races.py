@@ -240,3 +240,9 @@ def test_a_node_without_bridges_asks_nothing(dsn: str, bus: CommandBus) -> None:
     round_._timers.bridges = float("inf")
     # Of a session that has ended.
     assert round_.run(session) == float("inf")
+
+
+def test_looks_at_empty_queues_write_nothing(connection: psycopg.Connection) -> None:
+    with connection.transaction():
+        bridge_round().run(connection)
+        assert scalar(connection, "SELECT pg_current_xact_id_if_assigned()") is None

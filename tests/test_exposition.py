@@ -54,9 +54,12 @@ def test_every_family_is_on_the_first_page(board: Board) -> None:
         ("cmdbus_managed_processes", "gauge"),
         ("cmdbus_breaker_state", "gauge"),
         ("cmdbus_breaker_denied_total", "counter"),
+        ("cmdbus_bridge_moved_total", "counter"),
+        ("cmdbus_bridge_refused_total", "counter"),
+        ("cmdbus_bridge_failing", "gauge"),
         ("cmdbus_nodes", "gauge"),
     ]
-    assert page.count("# HELP ") == 27 and page.endswith("\n")
+    assert page.count("# HELP ") == 30 and page.endswith("\n")
 
 
 def test_series_whose_labels_are_known_are_there_before_their_first_event(board: Board) -> None:
@@ -135,12 +138,15 @@ def test_the_database_and_its_nodes_are_shown_once_they_are_known(board: Board) 
         depths={("payments", "ready"): 1, ("orders", "scheduled"): 1},
         oldest={"payments": 2.5},
         nodes={"lost": 3},
+        bridges={("orders-in", "in", what): n for n, what in enumerate(("moved", "failing"))},
         up=False,
     )
     found = families_of(render(board.snapshot(), board.counters(), gauges))
     assert values(found["cmdbus_database_up"]) == {(): 0}
     assert values(found["cmdbus_queue_oldest_seconds"]) == {("orders",): 0, ("payments",): 2.5}
     assert values(found["cmdbus_nodes"]) == {("running",): 0, ("stopped",): 0, ("lost",): 3}
+    assert values(found["cmdbus_bridge_moved"]) == {("orders-in", "in"): 0}
+    assert values(found["cmdbus_bridge_failing"]) == {("orders-in", "in"): 1}
 
 
 def test_a_process_and_its_successor_have_one_series(board: Board) -> None:

@@ -59,7 +59,7 @@ def test_a_registry_says_what_the_page_of_metrics_says(dsn: str, bus: CommandBus
         expected = read(page)
         text = generate_latest(registry).decode()
         assert scraped(registry).keys() == expected.keys()
-    assert [*read(text)] == [*expected] and len(expected) == 27
+    assert [*read(text)] == [*expected] and len(expected) == 30
     for name, family in read(text).items():
         other = expected[name]
         assert (family.type, family.documentation) == (other.type, other.documentation)
@@ -91,7 +91,7 @@ def test_only_what_is_given_is_shown(bus: CommandBus) -> None:
     ):
         assert DEPTH in names(of_bus) and "cmdbus_slots" not in names(of_bus)
         assert DEPTH not in names(of_worker) and "cmdbus_slots" in names(of_worker)
-        assert len({*names(of_bus), *names(of_worker)}) == 27
+        assert len({*names(of_bus), *names(of_worker)}) == 30
 
 
 def test_a_worker_has_health_and_threads_while_it_runs(dsn: str) -> None:

@@ -89,7 +89,7 @@ class SessionThread:
 class DepthGauge(SessionThread):
     """The depths of queues with the ages of their oldest commands, the age of the oldest snapshot,
     the numbers of batches, of processes, of nodes, and of commands that no living node claims, and
-    the states of breakers."""
+    the states of breakers and bridges."""
 
     def __init__(
         self,
@@ -150,6 +150,7 @@ class DepthGauge(SessionThread):
             processes=self._counts(connection, "count_processes", itemgetter(0, 1)),
             unreachable=self._counts(connection, "count_unreachable", itemgetter(0, 1, 2)),
             breakers=self._counts(connection, "count_breakers", itemgetter(0)),
+            bridges=self._counts(connection, "count_bridges", itemgetter(0, 1, 2)),
             nodes=self._counts(connection, "count_nodes", itemgetter(0)),
         )
 

@@ -30,6 +30,10 @@ def _gauge(name: str, description: str) -> Family:
     return Family(f"cmdbus_{name}", "gauge", description)
 
 
+def _database_counter(name: str, description: str) -> Family:
+    return Family(f"cmdbus_{name}_total", "counter", description, of_database=True)
+
+
 def _database_gauge(name: str, description: str) -> Family:
     return Family(f"cmdbus_{name}", "gauge", description, of_database=True)
 
@@ -102,6 +106,21 @@ FAMILIES = (
         "breaker_denied",
         "Claimed commands that went back, and calls in blocks that were not made, because of an "
         "open breaker; without commands that wait in their queue.",
+    ),
+    _database_counter(
+        "bridge_moved",
+        "Messages that a bridge has moved into commands, or commands into messages, since it was "
+        "added; no samples while the database is away.",
+    ),
+    _database_counter(
+        "bridge_refused",
+        "Those that a bridge has moved to the troubleshooting queue instead; no samples while the "
+        "database is away.",
+    ),
+    _database_gauge(
+        "bridge_failing",
+        "1 for a bridge that something keeps from moving, else 0; no samples while the database is "
+        "away.",
     ),
     _database_gauge(
         "nodes",

@@ -37,6 +37,8 @@ class Gauges(NamedTuple):
     unreachable: Mapping[tuple[str, str, str], int] | None = None
     #: The states of circuit breakers, as the page of metrics numbers them.
     breakers: Mapping[str, int] | None = None
+    #: By the name of a bridge, its direction, and what is counted: moved, refused, failing.
+    bridges: Mapping[tuple[str, str, str], int] | None = None
     #: Seconds that the oldest command of each domain has waited that is ready or limited.
     oldest: Mapping[str, float] | None = None
     #: By state.

@@ -63,6 +63,9 @@ def of_database(gauges: Gauges, domains: Iterable[str]) -> Samples:
         "cmdbus_oldest_snapshot_seconds": _one(gauges.oldest_snapshot),
         "cmdbus_managed_processes": _processes(gauges.processes),
         "cmdbus_breaker_state": _by("name", dict(sorted((gauges.breakers or {}).items()))),
+        "cmdbus_bridge_moved_total": _bridges(gauges.bridges, "moved"),
+        "cmdbus_bridge_refused_total": _bridges(gauges.bridges, "refused"),
+        "cmdbus_bridge_failing": _bridges(gauges.bridges, "failing"),
         "cmdbus_nodes": _nodes(gauges.nodes),
     }
 
@@ -116,6 +119,12 @@ def _batches(counts: Mapping[str, int] | None) -> Iterator[Sample]:
 def _processes(counts: Mapping[tuple[str, str], int] | None) -> Iterator[Sample]:
     for (type_, status), count in sorted((counts or {}).items()):
         yield "", {"type": type_, "status": status}, count
+
+
+def _bridges(counts: Mapping[tuple[str, str, str], int] | None, what: str) -> Iterator[Sample]:
+    for (name, direction, counted), count in sorted((counts or {}).items()):
+        if counted == what:
+            yield "", {"name": name, "direction": direction}, count
 
 
 def _unreachable(counts: Mapping[tuple[str, str, str], int] | None) -> Iterator[Sample]:

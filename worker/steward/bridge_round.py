@@ -46,6 +46,9 @@ class _Bridge:
     name: str
     queue: str
     direction: str
+    domain: str
+    #: The domain that gets the replies.
+    reply_to: str | None
     batch_size: int
     #: Commands that it moves are claimed by this number.
     claimer: int = field(default_factory=lambda: secrets.randbelow(2**63 - 1) + 1)
@@ -58,6 +61,18 @@ class _Bridge:
     pauses: Backoff = field(default_factory=lambda: Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS))
     #: The latest warning, which is not repeated.
     warned: str = ""
+
+    def is_like(self, other: "_Bridge") -> bool:
+        return (self.queue, self.direction, self.domain, self.reply_to, self.batch_size) == (
+            *(other.queue, other.direction, other.domain, other.reply_to),
+            other.batch_size,
+        )
+
+    def expect(self) -> None:
+        """Replies that it is to move may come."""
+        if not self.warned:
+            self.pauses.reset()
+            self.due = min(self.due, time.monotonic() + _MIN_PAUSE_SECONDS)
 
 
 class BridgeRound:
@@ -95,9 +110,8 @@ class BridgeRound:
         listed, found = self._timers.bridges, dict[str, _Bridge]()
         for row in self._statements.rows(connection, "list_bridges"):
             new = _Bridge(*row)
-            old = self._bridges.get(new.name, new)
-            same = (old.queue, old.direction, old.batch_size) == tuple(row[1:])
-            found[new.name] = old if same else new
+            old = self._bridges.get(new.name)
+            found[new.name] = old if old is not None and old.is_like(new) else new
         self._listed, self._bridges = listed, found
 
     def _attend(self, connection: Connection, bridge: _Bridge) -> None:
@@ -108,15 +122,15 @@ class BridgeRound:
                 raise
             self._failed(connection, bridge, error)
             return
-        if moved:
-            # An answer may be on its way over another bridge.
-            for each in self._bridges.values():
-                each.pauses.reset()
-                each.due = min(each.due, time.monotonic() + _MIN_PAUSE_SECONDS)
-            bridge.count = min(bridge.batch_size, 2 * (bridge.count or bridge.batch_size))
-            bridge.due, bridge.is_slow, bridge.warned = 0.0, False, ""
-        else:
+        if not moved:
             bridge.due = time.monotonic() + bridge.pauses.pause()
+            return
+        bridge.count = min(bridge.batch_size, 2 * (bridge.count or bridge.batch_size))
+        bridge.due, bridge.is_slow, bridge.warned = 0.0, False, ""
+        bridge.pauses.reset()
+        for each in self._bridges.values():
+            if each.domain == bridge.reply_to:
+                each.expect()
 
     def _move(self, connection: Connection, bridge: _Bridge) -> bool:
         """Whether there may be more at once."""
@@ -170,13 +184,18 @@ class BridgeRound:
             bridge.count, bridge.is_slow = max(1, count // 2), count == 1
             return
         bridge.due = time.monotonic() + _FAILED_SECONDS
-        why = self._explained(connection, bridge, error)
+        why = reason(error)
+        try:
+            why = self._explained(connection, bridge, error)
+            self._statements.value(connection, "note_bridge_error", name=bridge.name, error=why)
+        except psycopg.Error:
+            if connection.closed:
+                raise
         if why != bridge.warned:
             logger.warning(
                 "bridge %s: %s; trying again every %g s", bridge.name, why, _FAILED_SECONDS
             )
         bridge.warned = why
-        self._statements.value(connection, "note_bridge_error", name=bridge.name, error=why)
 
     def _explained(self, connection: Connection, bridge: _Bridge, error: Exception) -> str:
         values = {"queue": bridge.queue, "direction": bridge.direction}

@@ -6,9 +6,16 @@ SELECT b.name, b.queue, b.direction, b.domain, b.type, b.reply_to, b.batch_size,
 FROM {schema}.bridge b
 ORDER BY b.name;
 
+-- name: count_bridges
+-- What each has moved and refused, and 1 if something keeps it from moving, else 0.
+SELECT b.name, b.direction, c.what, c.number
+FROM {schema}.bridge b, LATERAL (VALUES
+    ('moved', b.moved), ('refused', b.refused), ('failing', (b.error IS NOT NULL)::integer::bigint)
+) c (what, number);
+
 -- name: list_bridges
 -- What a steward needs of each.
-SELECT b.name, b.queue, b.direction, b.batch_size
+SELECT b.name, b.queue, b.direction, b.domain, b.reply_to, b.batch_size
 FROM {schema}.bridge b
 ORDER BY b.name;
 

@@ -136,6 +136,7 @@ DELETE FROM {schema}.breaker_declared;
 DELETE FROM {schema}.schedule;
 DELETE FROM {schema}.schedule_declared;
 DELETE FROM {schema}.schedule_added;
+DELETE FROM {schema}.bridge;
 DELETE FROM {schema}.waiter;
 DELETE FROM {schema}.lease;
 DELETE FROM {schema}.published_node;

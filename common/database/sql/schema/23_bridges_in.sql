@@ -188,13 +188,27 @@ CREATE FUNCTION {schema}.move_in(
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-    bridge {schema}.bridge := {schema}.lock_bridge(p_name, 'in');
+    bridge {schema}.bridge;
     admission record;
+    is_waiting boolean;
     msg_ids bigint[] := '{}';
     problem text;
 BEGIN
     moved := 0;
     refused := 0;
+    SELECT b.* INTO bridge FROM {schema}.bridge b WHERE b.name = p_name AND b.direction = 'in';
+    IF bridge.name IS NULL THEN
+        RETURN;
+    END IF;
+    -- A lock would write something at each look at an empty queue.
+    EXECUTE format(
+        'SELECT EXISTS (SELECT FROM pgmq.%I m WHERE m.vt <= statement_timestamp())',
+        'q_' || bridge.queue)
+    INTO is_waiting;
+    IF NOT is_waiting AND bridge.error IS NULL THEN
+        RETURN;
+    END IF;
+    bridge := {schema}.lock_bridge(p_name, 'in');
     IF bridge.name IS NULL THEN
         RETURN;
     END IF;

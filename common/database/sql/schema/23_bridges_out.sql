@@ -184,12 +184,18 @@ CREATE FUNCTION {schema}.move_out(
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-    bridge {schema}.bridge := {schema}.lock_bridge(p_name, 'out');
+    bridge {schema}.bridge;
     claims {schema}.claimed[];
     sent record;
 BEGIN
     moved := 0;
     refused := 0;
+    SELECT b.* INTO bridge FROM {schema}.bridge b WHERE b.name = p_name AND b.direction = 'out';
+    -- As in move_in.
+    IF bridge.error IS NULL AND cardinality({schema}.waiting_types(bridge.domain, 1)) = 0 THEN
+        RETURN;
+    END IF;
+    bridge := {schema}.lock_bridge(p_name, 'out');
     IF bridge.name IS NULL THEN
         RETURN;
     END IF;
