@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import inf
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -99,12 +100,12 @@ class BridgeRound:
         if not self._bridges:
             return inf
         until = time.monotonic() + _ROUND_SECONDS
-        while due := [each for each in self._bridges.values() if each.due <= time.monotonic()]:
-            for each in due:
-                self._attend(connection, each)
+        while (next_ := min(self._bridges.values(), key=attrgetter("due"))).due <= time.monotonic():
+            self._attend(connection, next_)
             if time.monotonic() >= until:
+                # Each of many bridges may wait as long as lock_timeout says.
                 return 0.0
-        return max(0.0, min(each.due for each in self._bridges.values()) - time.monotonic())
+        return max(0.0, next_.due - time.monotonic())
 
     def _list(self, connection: Connection) -> None:
         listed, found = self._timers.bridges, dict[str, _Bridge]()
@@ -126,7 +127,7 @@ class BridgeRound:
             bridge.due = time.monotonic() + bridge.pauses.pause()
             return
         bridge.count = min(bridge.batch_size, 2 * (bridge.count or bridge.batch_size))
-        bridge.due, bridge.is_slow, bridge.warned = 0.0, False, ""
+        bridge.due, bridge.is_slow, bridge.warned = time.monotonic(), False, ""
         bridge.pauses.reset()
         for each in self._bridges.values():
             if each.domain == bridge.reply_to:

@@ -88,7 +88,8 @@ RETURN CASE WHEN strpos(p_reply_to_and_headers, ' ') > 0
     THEN substr(p_reply_to_and_headers, strpos(p_reply_to_and_headers, ' ') + 1) END;
 
 -- Sends messages, JSON, each with two objects of headers; one that is no object is left out.
--- problems: why one cannot be sent; its id is NULL.
+-- problems: why one cannot be sent; its id is NULL. That a partitioned queue lacks a partition, an
+-- error like that of a CHECK without a name, is not the fault of a message.
 CREATE FUNCTION {schema}.send_messages(
     p_queue text, p_messages text[], p_headers text[], p_more_headers text[],
     OUT msg_ids bigint[], OUT problems text[]
@@ -98,6 +99,8 @@ AS $$
 DECLARE
     many integer := cardinality(p_messages);
     half integer := many / 2;
+    in_table text;
+    in_constraint text;
     first record;
     second record;
 BEGIN
@@ -113,7 +116,10 @@ BEGIN
         problems := array_fill(NULL::text, ARRAY[many]);
         RETURN;
     EXCEPTION WHEN OTHERS THEN
-        IF NOT {schema}.is_error_of_message(SQLSTATE) THEN
+        GET STACKED DIAGNOSTICS in_table = TABLE_NAME, in_constraint = CONSTRAINT_NAME;
+        IF NOT {schema}.is_error_of_message(SQLSTATE)
+            OR SQLSTATE = '23514' AND in_table <> '' AND in_constraint = ''
+        THEN
             RAISE;
         END IF;
         msg_ids := ARRAY[NULL::bigint];
