@@ -10,9 +10,7 @@ def queue_error(problem: str, queue: str, direction: str, role: str, database: s
     """`problem` is what the schema's function queue_problem returns, for this role."""
     match problem:
         case "no_pgmq":
-            return SchemaError(
-                f"PGMQ is not installed in database {database!r}: CREATE EXTENSION pgmq"
-            )
+            return pgmq_missing(database)
         case "old_pgmq":
             return SchemaError(
                 f"the PGMQ of database {database!r} has no headers of messages, as versions from "
@@ -20,13 +18,17 @@ def queue_error(problem: str, queue: str, direction: str, role: str, database: s
             )
         case "no_queue":
             return QueueNotFoundError(queue)
-    to = f"TO {_quoted(role)}"
+    to = f"TO {quoted(role)}"
     move = "take messages off" if direction == "in" else "send messages to"
     return MissingRightError(
         f"role {role!r} may not {move} the queue {queue!r}: GRANT USAGE ON SCHEMA pgmq {to}; "
-        f"GRANT {_RIGHTS[direction]} ON pgmq.{_quoted(f'q_{queue}')} {to}"
+        f"GRANT {_RIGHTS[direction]} ON pgmq.{quoted(f'q_{queue}')} {to}"
     )
 
 
-def _quoted(identifier: str) -> str:
+def pgmq_missing(database: str) -> SchemaError:
+    return SchemaError(f"PGMQ is not installed in database {database!r}: CREATE EXTENSION pgmq")
+
+
+def quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'

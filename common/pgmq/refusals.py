@@ -14,6 +14,7 @@ from cmdbus.errors import (
 )
 from cmdbus.pgmq.statements import ARCHIVE, METRICS, QUEUES, Operation
 from cmdbus.producer.statement_errors import role_of
+from cmdbus.queue_problems import pgmq_missing, quoted
 
 EXPLAINED = (
     psycopg.errors.InvalidSchemaName,
@@ -31,7 +32,7 @@ def explained(
     message = primary_message(error)
     match error:
         case psycopg.errors.InvalidSchemaName():
-            return _missing(session)
+            return pgmq_missing(session.info.dbname)
         case psycopg.errors.UndefinedFunction():
             return SchemaError(
                 f"{message}: the PGMQ of database {session.info.dbname!r} is too old for this "
@@ -57,14 +58,8 @@ def outcome_unknown(
     )
 
 
-def _missing(session: Connection) -> SchemaError:
-    return SchemaError(
-        f"PGMQ is not installed in database {session.info.dbname!r}: CREATE EXTENSION pgmq"
-    )
-
-
 def _grants(operation: Operation, queue: str | None, role: str) -> str:
-    to = f"TO {_quoted(role)}"
+    to = f"TO {quoted(role)}"
     schema = f"GRANT USAGE ON SCHEMA pgmq {to}"
     if queue is None:
         tables = "pgmq.meta" if operation is QUEUES else "ALL TABLES IN SCHEMA pgmq"
@@ -72,16 +67,12 @@ def _grants(operation: Operation, queue: str | None, role: str) -> str:
         if operation is not QUEUES:
             grants.append(f"GRANT SELECT ON ALL SEQUENCES IN SCHEMA pgmq {to}")
         return "; ".join(grants)
-    table = _quoted(f"q_{queue}".lower())
+    table = quoted(f"q_{queue}".lower())
     grants = [schema, f"GRANT {operation.rights.upper()} ON pgmq.{table} {to}"]
     if operation is ARCHIVE:
-        archive = _quoted(f"a_{queue}".lower())
+        archive = quoted(f"a_{queue}".lower())
         grants.append(f"GRANT SELECT, INSERT ON pgmq.{archive} {to}")
     if operation is METRICS:
-        sequence = _quoted(f"q_{queue}_msg_id_seq".lower())
+        sequence = quoted(f"q_{queue}_msg_id_seq".lower())
         grants.append(f"GRANT SELECT ON pgmq.{sequence} {to}")
     return "; ".join(grants)
-
-
-def _quoted(identifier: str) -> str:
-    return f'"{identifier.replace(chr(34), chr(34) * 2)}"'
