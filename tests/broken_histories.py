@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from broken_bridges import BROKEN_BRIDGES
 from broken_limits import BROKEN_LIMITS
 from chaos_history import (
     CALM,
@@ -298,5 +299,8 @@ BROKEN: dict[str, dict[str, Change]] = {
     "no-secret-is-printed": {"the password in a log": put(leaks=["log"])},
     "no-process-is-left": {"a process that is left": put(strays=[Stray()])},
 }
-for name, changes in BROKEN_LIMITS.items():
+for name, changes in (
+    *BROKEN_LIMITS.items(),
+    *BROKEN_BRIDGES.items(),
+):
     BROKEN.setdefault(name, {}).update(changes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from fault_injection.bridging import MESSAGES
 from fault_injection.grouping import SETTLED, by_call, is_of_process, named
 from fault_injection.handlers import UNHANDLED
 from fault_injection.history import History
@@ -10,7 +11,7 @@ from fault_injection.history import History
 def no_loss(history: History) -> Iterator[str]:
     sent = by_call(history.rows)
     for call in history.calls:
-        if call.outcome != "ok" or call.way == "cancel":
+        if call.outcome != "ok" or call.way in ("cancel", MESSAGES):
             continue
         there = {row.index for row in sent.get(call.name, ())}
         if missing := set(range(call.count)) - there:
@@ -51,7 +52,8 @@ def all_or_nothing(history: History) -> Iterator[str]:
         ids = {row.command_id for row in rows}
         if call.outcome == "fail" and rows:
             yield f"call {call.name} was refused, and {len(rows)} of its commands are there"
-        if call.outcome == "unknown" and len(rows) not in (0, call.count):
+        unknown = call.outcome == "unknown" and call.way != MESSAGES
+        if unknown and len(rows) not in (0, call.count):
             yield f"call {call.name} came through by {len(rows)} of {call.count}"
         if call.way != "cancel" and rows and call.ids and ids != set(call.ids):
             yield f"call {call.name} returned {sorted(call.ids)}, and has {sorted(ids)}"

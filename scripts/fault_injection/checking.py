@@ -10,6 +10,13 @@ from fault_injection.batch_checks import (
     batches_end_once,
     commands_are_added_with_the_end_of_the_handler,
 )
+from fault_injection.bridge_checks import (
+    bridges_were_used,
+    commands_have_the_numbers_of_their_messages,
+    messages_become_one_command,
+    messages_move_in_time,
+    replies_come_back_as_one_message,
+)
 from fault_injection.call_checks import (
     all_or_nothing,
     calls_return_what_their_commands_did,
@@ -155,6 +162,11 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("attempts are bounded, and only outcomes charge", attempts_are_bounded),
     ("nothing runs before it is due", not_before_its_time),
     ("what is delayed starts in time", delayed_start_in_time),
+    ("each message becomes one command, or waits", messages_become_one_command),
+    ("commands name their messages", commands_have_the_numbers_of_their_messages),
+    ("each reply to a message is one message", replies_come_back_as_one_message),
+    ("messages move in time while stewards live", messages_move_in_time),
+    ("messages came over both bridges", bridges_were_used),
     ("no tick of a schedule is sent twice", ticks_are_sent_once),
     ("no tick of a schedule is missing", no_tick_is_missing),
     ("ticks are sent in time while a steward lives", ticks_are_in_time),

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from cmdbus.database.session_names import incarnation_of
+from fault_injection.bridging import REFUSED
 from fault_injection.grouping import (
     SETTLED,
     by_command,
@@ -30,6 +31,7 @@ _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
     **dict.fromkeys(("Noop", "Tx", "Io", "Long", "Grow", "Stuck", ITERATE), (("COMPLETED", None),)),
     "Transient": (("COMPLETED", None), ("IN_TROUBLESHOOTING_QUEUE", "TRANSIENT")),
     TAGGED: (("COMPLETED", None),),
+    REFUSED: (("IN_TROUBLESHOOTING_QUEUE", "BRIDGE_REFUSED"),),
     **dict.fromkeys(
         ("Bound", "Inside"), (("COMPLETED", None), ("IN_TROUBLESHOOTING_QUEUE", "DOWN"))
     ),

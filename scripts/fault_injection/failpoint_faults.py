@@ -28,6 +28,8 @@ _POINTS = {
     points.PROMOTED: "that has promoted",
     points.BEFORE_TICK: "that is about to send for a tick",
     points.AFTER_TICK: "that has sent for a tick",
+    points.BEFORE_MOVE: "that is about to move messages over a bridge",
+    points.AFTER_MOVE: "that has moved messages over a bridge",
     points.IN_RESCUE: "that has ended the sessions of a dead one",
     points.AFTER_RESCUE: "that has handed back",
     points.BEFORE_FORK: "that is about to fork",

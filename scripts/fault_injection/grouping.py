@@ -56,7 +56,9 @@ def completed_by_operators(history: History) -> set[str]:
 
 
 def pid_of(worker: str) -> int:
-    return int(worker.rpartition(":")[2] or 0)
+    """0 if it is no process, but a bridge."""
+    number = worker.rpartition(":")[2]
+    return int(number) if number.isdigit() else 0
 
 
 def named(row: Row) -> str:

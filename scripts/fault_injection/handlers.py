@@ -26,6 +26,7 @@ from cmdbus import (
     SendRequest,
     TransientCommandError,
 )
+from fault_injection.bridging import register_bridged
 from fault_injection.failpoints import DIRECTORY, NAME
 from fault_injection.flows import Flow
 from fault_injection.guarding import register_guarded
@@ -69,6 +70,7 @@ def registry() -> HandlerRegistry:
     register_lanes(made, RETRY, _marked(does))
     register_schedules(made, RETRY, _marked(noop))
     register_guarded(made, RETRY, _marked)
+    register_bridged(made, RETRY, _marked(does))
     made.register(REPLIES, "Reply", lambda command, context: None)
     made.register_process(Flow(RETRY))
     return made

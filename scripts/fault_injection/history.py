@@ -31,6 +31,8 @@ class Call:
     #: The domain and the unique key of what it sends, and the command that had it already.
     unique: str | None = None
     held_by: str | None = None
+    #: Of a producer that knows only PGMQ: the numbers of what it wrote.
+    messages: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,26 @@ class Row:
     unique_key: str | None = None
     unique_until: str = "finished"
     expires_at: Time | None = None
+    correlation_id: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    #: What its data says of both; None where it says nothing.
+    asked_correlation_id: str | None = None
+    asked_headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Of PGMQ, at the end of the run."""
+
+    queue: str
+    number: int
+    #: What its producer wrote: which call, and which message of that.
+    call: str | None = None
+    index: int | None = None
+    #: Of a reply that came back: the command that it answers.
+    answers: str | None = None
+    outcome: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +299,8 @@ class History:
     #: The numbers of the rows that commands have written, by their ids.
     iterations: Mapping[str, Sequence[int]] = field(default_factory=dict)
     limit_changes: Sequence[LimitChange] = ()
+    #: What was in the queues of the bridges, and in the archives of these; None without bridges.
+    messages: Sequence[Message] | None = None
     #: The lanes that had a turn at the end.
     turns: Sequence[str] = ()
     batches: Sequence[Batch] = ()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from cmdbus.errors import CallTimeoutError
+from fault_injection.bridging import QUEUE_IN, QUEUE_OUT
 from fault_injection.group_history import Batch, Process, Step
 from fault_injection.history import (
     Call,
@@ -19,6 +20,7 @@ from fault_injection.history import (
     LimitChange,
     Line,
     Mark,
+    Message,
     Move,
     Probe,
     Row,
@@ -45,6 +47,7 @@ def read_calls(paths: Iterable[Path]) -> list[Call]:
             if "answer" in line:
                 call["answer"] = line["answer"]
             call["timed_out"] = line.get("why") == CallTimeoutError.__name__
+            call["messages"] = line.get("messages", ())
             call["unique"] = line.get("unique", call.get("unique"))
             call["held_by"] = line.get("held_by")
             call["ended"] = line["at"]
@@ -93,9 +96,10 @@ SELECT command_id, '{table}', {status}, type, domain, priority,
     CASE WHEN pg_column_size(data) < 100000 THEN data ELSE json_build_object(
         'call', data -> 'call', 'index', data -> 'index', 'delay', data -> 'delay',
         'adds', data -> 'adds', 'does', data -> 'does', 'rows', data -> 'rows',
-        'unique_until', data -> 'unique_until') END,
+        'unique_until', data -> 'unique_until', 'headers', data -> 'headers',
+        'correlation_id', data -> 'correlation_id') END,
     error_code, attempts, max_attempts, losses, token, claimer, {result}, created_at, reply_to,
-    batch_id, key, unique_key, expires_at
+    batch_id, key, unique_key, expires_at, correlation_id, headers
 FROM cmdbus.{table}"""
 _TABLES = {
     "ready": "'PENDING'",
@@ -169,6 +173,16 @@ LEFT JOIN (
 _LIMIT_CHANGES = """
 SELECT at, name, concurrency, starts_per_second, burst FROM chaos.limit_change ORDER BY number"""
 _TURNS = f"SELECT DISTINCT concat_ws(' ', domain, type, key) {TURNS} ORDER BY 1"
+_HAS_QUEUES = "SELECT to_regclass('pgmq.meta') IS NOT NULL"
+_MESSAGES = """
+SELECT '{queue}', msg_id, message ->> 'call', (message -> 'index')::integer,
+    message ->> 'command_id', message ->> 'outcome', coalesce(headers, '{{}}')
+FROM pgmq.{table}"""
+_QUEUES = " UNION ALL ".join(
+    _MESSAGES.format(queue=queue, table=f"{kind}_{queue}")
+    for queue in (QUEUE_IN, QUEUE_OUT)
+    for kind in "qa"
+)
 _WORKERS = "SELECT id, worker FROM cmdbus.incarnation"
 
 
@@ -180,6 +194,7 @@ def read_tables(connection: psycopg.Connection) -> dict[str, Any]:
         """Its fields are the columns, in order."""
         return [record(**dict(zip(_names(record), row, strict=True))) for row in all_of(query)]
 
+    [(has_queues,)] = all_of(_HAS_QUEUES)
     limit_changes = records(LimitChange, _LIMIT_CHANGES)
     names = {change.name for change in limit_changes}
     rows = [_row(*row) for row in all_of(_ROWS)]
@@ -197,6 +212,7 @@ def read_tables(connection: psycopg.Connection) -> dict[str, Any]:
         "effects": records(Effect, _EFFECTS),
         "iterations": {id_: _numbers(text) for id_, text in all_of(_ITERATIONS)},
         "limit_changes": limit_changes,
+        "messages": records(Message, _QUEUES) if has_queues else None,
         "turns": [name for (name,) in all_of(_TURNS)],
         "batches": records(Batch, _BATCHES),
         "processes": [_process(*row) for row in connection.execute(_PROCESSES).fetchall()],
@@ -216,7 +232,7 @@ def _row(*values: Any) -> Row:
     command_id, table, status, type_, domain, priority, data, code, *rest = values
     attempts, most, losses, *rest = rest
     token, claimer, result, created_at, reply_to, batch, *held = rest
-    key, unique_key, expires_at = held
+    key, unique_key, expires_at, correlation_id, headers = held
     asked = data if isinstance(data, dict) else {}
     return Row(
         command_id=command_id,
@@ -248,6 +264,10 @@ def _row(*values: Any) -> Row:
         unique_key=unique_key,
         unique_until=asked.get("unique_until") or "finished",
         expires_at=expires_at,
+        correlation_id=correlation_id,
+        headers=headers or {},
+        asked_headers=asked.get("headers"),
+        asked_correlation_id=asked.get("correlation_id"),
     )
 
 

@@ -181,6 +181,14 @@ SABOTAGES = {
             " + (random() < 0.3)::integer * interval '2 s';"
         }
     },
+    # Some messages are taken and lost, and what comes back has lost its headers.
+    "bridges": {
+        "take_messages": {
+            "new_id() AS command_id FROM gone g": "new_id() AS command_id FROM gone g"
+            " WHERE random() < 0.9"
+        },
+        "send_messages": {"h.own || h.more": "h.more"},
+    },
     "losses": {
         "release": {"coalesce(o.losses, 0)": "0", "WHERE losses IS NOT NULL": "WHERE false"}
     },

@@ -22,6 +22,7 @@ _REQUESTS = {
     "lose-settle": b"cmdbus.transaction', true)",
     "lose-commit": b"COMMIT;\nCLOSE",
     "lose-send": b'".enqueue(',
+    "lose-move": b'".move_',
 }
 #: Replies that one fault loses, and seconds between two of them.
 _LOST_REPLIES, _NEXT_REPLY_S = 5, 0.35
@@ -68,6 +69,7 @@ for _name, _about in (
     ("lose-settle", "the reply to a settlement in a transaction is lost"),
     ("lose-commit", "the reply to a handler's COMMIT is lost"),
     ("lose-send", "the reply to a send is lost"),
+    ("lose-move", "the reply to a move of a bridge is lost"),
 ):
     Kind(_name, _about, hurts=Hurts.BEHIND_PROXY)(_lose_replies)
 

@@ -51,6 +51,8 @@ class Producing:
     calls_per_s: float
     #: Through the network that has faults, or directly.
     by_proxy: bool
+    #: It knows only PGMQ: a bridge makes commands of its messages.
+    is_of_pgmq: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ class Plan:
         lines = [f"seed {self.seed}, faults for {self.storm_s:g} s", f"instances: {text}"]
         lines += [
             f"producer {p.number}: seed={p.seed} calls_per_s={p.calls_per_s:g} "
-            f"{'through the proxy' if p.by_proxy else 'direct'}"
+            f"{'through the proxy' if p.by_proxy else 'direct'}{', to PGMQ' * p.is_of_pgmq}"
             for p in self.producers
         ]
         lines += [

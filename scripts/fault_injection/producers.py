@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lab.instances import SCRIPTS
 
+from fault_injection.bridging import HAS_PGMQ, QUEUE_IN, QUEUE_OUT
 from fault_injection.plan import Plan, Producing
 
 #: Ends with the thread that started it, however that ends: 1 is PR_SET_PDEATHSIG. One that is to
@@ -18,7 +19,7 @@ from fault_injection.plan import Plan, Producing
 _PRODUCE = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0);"
     " signal.signal(signal.SIGTERM, lambda *_: os._exit(0));"
-    " from fault_injection.producing import main; main()"
+    " from fault_injection.{module} import main; main()"
 )
 _ENDS_S, _LOOK_S = 10.0, 0.02
 
@@ -30,6 +31,7 @@ class Producers:
         """`proxy_dsn`: through the network that has faults; `wrong` receives what must not
         happen."""
         self._plan = plan
+        self._producing = [each for each in plan.producers if HAS_PGMQ or not each.is_of_pgmq]
         self._directory = directory
         self._dsn = dsn
         self._proxy_dsn = proxy_dsn
@@ -39,11 +41,11 @@ class Producers:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        for producing in self._plan.producers:
+        for producing in self._producing:
             self._start(producing)
 
     def tend(self) -> None:
-        for producing in self._plan.producers:
+        for producing in self._producing:
             if (code := self._processes[producing.number].poll()) is not None:
                 if code != -signal.SIGKILL:  # a fault's
                     self._wrong.append(f"a producer ended with {code}: see producers.log")
@@ -79,11 +81,14 @@ class Producers:
             # Longer than a lease, which must be renewed.
             "longest": self._plan.options.lease + 0.5,
             "domains": self._plan.domains,
+            "queue_in": QUEUE_IN,
+            "queue_out": QUEUE_OUT,
             "journal": str(self._directory / "journals" / name),
         }
+        module = "pgmq_producing" if producing.is_of_pgmq else "producing"
         with (self._directory / "producers.log").open("ab") as log:
             self._processes[number] = subprocess.Popen(
-                [sys.executable, "-c", _PRODUCE, json.dumps(options)],
+                [sys.executable, "-c", _PRODUCE.format(module=module), json.dumps(options)],
                 env={
                     **os.environ,
                     "CMDBUS_DSN": self._proxy_dsn if producing.by_proxy else self._dsn,

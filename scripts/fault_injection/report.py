@@ -22,7 +22,8 @@ def report(
         "",
         f"seed {plan.seed}: {len(history.rows):,} commands by {len(history.calls):,} calls "
         f"({unknown} unknown), {len(history.moves):,} moves, {len(history.marks):,} marks, "
-        f"{len(history.effects):,} effects, {len(history.counts)} snapshots",
+        f"{len(history.effects):,} effects, {len(history.messages or ()):,} messages, "
+        f"{len(history.counts)} snapshots",
         "",
         f"{'fault':<23} {'times':>5} {'median':>8} {'worst':>8}   until everything works again",
     ]
@@ -58,6 +59,7 @@ def as_object(
         "ok": not any(finding.violations for finding in findings),
         "commands": len(history.rows),
         "calls": dict(outcomes(history.calls)),
+        "messages": len(history.messages or ()),
         "faults": len(history.recoveries),
         "skipped": sorted(injector.skipped),
         "hits": dict(injector.hits),

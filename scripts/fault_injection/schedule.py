@@ -63,12 +63,13 @@ def make(seed: int, minutes: float, only: Sequence[str] = (), *, hosts: bool = F
     turns = kinds if only else [kind for kind in kinds if not kind.at_failpoint]
     share = _IN_RACES if set(names) <= set(GROUPS["races"]) else 1.0
     producers = [_producer(generator, number, share) for number in range(3)]
+    of_pgmq = [_producer_of_pgmq(seed, number, share) for number in (3, 4)]
     return Plan(
         seed=seed,
         storm_s=storm_s,
         options=options,
         domains=_domains(storm_s),
-        producers=tuple(producers if storm_s >= _SEVERAL_S else producers[:1]),
+        producers=((*producers, *of_pgmq) if storm_s >= _SEVERAL_S else (producers[0], of_pgmq[0])),
         faults=tuple(_faults(generator, storm_s, kinds, turns, options.instances)),
     )
 
@@ -112,6 +113,18 @@ def _producer(generator: random.Random, number: int, share: float) -> Producing:
         seed=generator.randrange(10**9),
         calls_per_s=share * generator.randint(15, 40),
         by_proxy=number == 0,
+    )
+
+
+def _producer_of_pgmq(seed: int, number: int, share: float) -> Producing:
+    """As in _drain."""
+    generator = random.Random(f"pgmq:{seed}:{number}")
+    return Producing(
+        number=number,
+        seed=generator.randrange(10**9),
+        calls_per_s=share * generator.randint(5, 20),
+        by_proxy=number == 4,
+        is_of_pgmq=True,
     )
 
 

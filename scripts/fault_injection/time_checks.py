@@ -15,7 +15,7 @@ _KEEPS_AWAY = (
     *("proxy-silent", "proxy-trickle", "proxy-cut", "end-sessions", "lock-", "migrate"),
     *("too-many", "deny", "read-only", "no-standby", "fork-fails", "no-descriptors"),
     *("kill-steward", "kill-supervisor", "end-supervisor", "kill-at-armed", "kill-at-promoted"),
-    *("kill-at-before-tick", "kill-at-after-tick"),
+    *("kill-at-before-tick", "kill-at-after-tick", "kill-at-before-move", "kill-at-after-move"),
     *("kill-at-in-rescue", "kill-at-after-rescue", "kill-at-before-fork", "kill-at-in-child"),
     *("kill-at-after-fork", "kill-at-in-reap"),
 )
@@ -162,6 +162,14 @@ def _late(history: History, moves: Sequence[Move], claimed: Sequence[float]) -> 
 
 def stewards_kept_away(history: History, began: float, ended: float) -> bool:
     return all(
+        _kept_away(history, name, began, ended, _KEEPS_STEWARD_AWAY)
+        for name in set(instances_of(history).values())
+    )
+
+
+def a_steward_kept_away(history: History, began: float, ended: float) -> bool:
+    """One of them."""
+    return any(
         _kept_away(history, name, began, ended, _KEEPS_STEWARD_AWAY)
         for name in set(instances_of(history).values())
     )
