@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from broken_bridges import BROKEN_BRIDGES
+from broken_headers import BROKEN_HEADERS
 from broken_limits import BROKEN_LIMITS
 from chaos_history import (
     CALM,
@@ -301,6 +302,7 @@ BROKEN: dict[str, dict[str, Change]] = {
 }
 for name, changes in (
     *BROKEN_LIMITS.items(),
+    *BROKEN_HEADERS.items(),
     *BROKEN_BRIDGES.items(),
 ):
     BROKEN.setdefault(name, {}).update(changes)

@@ -251,6 +251,7 @@ def test_a_bus_survives_a_short_run(dsn: str, faults: list[str]) -> None:
         "effects-are-there-once",
         "messages-become-one-command",
         "replies-come-back-as-one-message",
+        "headers-are-passed-on",
         "everything-works-again",
         "no-process-is-left",
     } <= set(found["checked"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from broken_bridges import KEPT_BY_BRIDGES, bridged
+from broken_headers import KEPT_BY_HEADERS, WITH_HEADERS
 from broken_histories import BROKEN, TROUBLE, WAITS_ON
 from broken_limits import FORGOTTEN, KEPT
 from chaos_history import (
@@ -46,7 +47,7 @@ def test_a_good_history_passes() -> None:
     findings = checking.check(GOOD)
     assert [(f.name, f.violations) for f in findings if f.violations] == []
     assert len(findings) == len(checking.CHECKS) > 25
-    assert violated(bridged) == set()
+    assert violated(WITH_HEADERS) == violated(bridged) == set()
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_each_invariant_can_be_broken(name: str, what: str) -> None:
     assert name in violated(BROKEN[name][what])
 
 
-@pytest.mark.parametrize(("name", "kept"), [*KEPT, *KEPT_BY_BRIDGES])
+@pytest.mark.parametrize(("name", "kept"), [*KEPT, *KEPT_BY_HEADERS, *KEPT_BY_BRIDGES])
 def test_what_a_limit_a_key_an_expiry_and_a_bridge_let_happen_is_no_violation(
     name: str, kept: Change
 ) -> None:
@@ -206,7 +207,7 @@ def test_each_sentence_that_a_check_can_say_is_planted() -> None:
     passed: set[tuple[str, int]] = set()
     wanted: dict[tuple[str, int], str] = {}
     rooms = (
-        *("batch", "bridge", "call", "command", "expiry", "fleet", "lane", "probe"),
+        *("batch", "bridge", "call", "command", "expiry", "fleet", "header", "lane", "probe"),
         *("process", "tick", "time", "unique"),
     )
     for name in (f"{room}_checks" for room in rooms):

@@ -53,6 +53,7 @@ from fault_injection.fleet_checks import (
     starts_are_bounded,
     the_server_is_content,
 )
+from fault_injection.header_checks import headers_are_kept, headers_are_passed_on
 from fault_injection.history import Call, History, Restore
 from fault_injection.iteration_checks import rows_of_iterations_are_there_once
 from fault_injection.lane_checks import (
@@ -167,6 +168,8 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("each reply to a message is one message", replies_come_back_as_one_message),
     ("messages move in time while stewards live", messages_move_in_time),
     ("messages came over both bridges", bridges_were_used),
+    ("commands keep the headers of their send", headers_are_kept),
+    ("replies and what handlers add get headers", headers_are_passed_on),
     ("no tick of a schedule is sent twice", ticks_are_sent_once),
     ("no tick of a schedule is missing", no_tick_is_missing),
     ("ticks are sent in time while a steward lives", ticks_are_in_time),

@@ -6,6 +6,7 @@ from typing import Any
 
 from cmdbus import SendRequest
 from fault_injection.handlers import DOMAIN, DOMAINS, REPLIES
+from fault_injection.header_drawing import draw_headers
 from fault_injection.iterating import ITERATE
 
 _KINDS = {
@@ -34,6 +35,8 @@ _BIG_BYTES = (500_000, 1_000_000)
 ADDED = ("Tx", "Noop", "Tx")
 #: Share of the requests that are for the first domain.
 _FIRST_DOMAIN = 0.5
+#: Share of the requests that have headers.
+_WITH_HEADERS = 0.15
 _PRIORITIES = ("high", "normal", "normal", "normal", "low", 3)
 
 
@@ -75,6 +78,9 @@ class Drawing:
             data["payload"] = dice.randbytes(size // 2 + 1).hex()[:size]
         elif dice.randrange(_LARGE_ONE_IN) == 0:
             data["payload"] = dice.randbytes(dice.randint(1, _LARGE_BYTES // 2)).hex()
+        headers = draw_headers(dice) if dice.random() < _WITH_HEADERS else None
+        if headers is not None:
+            data["headers"] = headers
         others = DOMAINS[: self._limits.domains]
         return SendRequest(
             DOMAIN if dice.random() < _FIRST_DOMAIN else dice.choice(others),
@@ -83,5 +89,6 @@ class Drawing:
             delay=delay,
             priority=dice.choice(_PRIORITIES),
             reply_to=REPLIES if dice.random() < 0.1 else None,
+            headers=headers,
             **more,
         )

@@ -57,6 +57,7 @@ def send_one(bus: CommandBus, request: SendRequest, **more: Any) -> UUID:
         unique=request.unique,
         on_conflict=request.on_conflict,
         unique_until=request.unique_until,
+        headers=request.headers,
         **more,
     )
 

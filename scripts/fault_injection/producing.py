@@ -128,7 +128,13 @@ class Producer:
         request = self._drawing.request(call, 0)
         self._journal.write("invoke", call, way="call", count=1)
         try:
-            result = bus.call(request.domain, request.type, request.data, timeout=_CALL_S)
+            result = bus.call(
+                request.domain,
+                request.type,
+                request.data,
+                timeout=_CALL_S,
+                headers=request.headers,
+            )
         except CommandFailedError as error:
             answer = {"status": error.status, "code": error.code}
             self._journal.write("ok", call, ids=[error.command_id], answer=answer)

@@ -31,7 +31,8 @@ _SEND = """
 SELECT cmdbus.send(
     %(domain)s, %(type)s, %(data)s::jsonb, %(command_id)s, %(priority)s,
     make_interval(secs => %(delay)s), p_unique => %(unique)s, p_on_conflict => %(on_conflict)s,
-    p_unique_until => %(unique_until)s, p_expires => make_interval(secs => %(expires)s))"""
+    p_unique_until => %(unique_until)s, p_expires => make_interval(secs => %(expires)s),
+    p_headers => %(headers)s::json)"""
 _HOLDER = re.compile(r"command (\S+) of domain \S+ has the unique key")
 
 
@@ -92,6 +93,7 @@ class UniqueProducer:
             for name in ("domain", "type", "command_id", "priority", "delay", "expires")
         }
         values |= {"unique": request.unique, "on_conflict": request.on_conflict}
+        values |= {"headers": None if request.headers is None else json.dumps(request.headers)}
         values |= {"data": json.dumps(request.data), "unique_until": str(request.unique_until)}
         with transaction(self._dsn) as connection:
             [(sent,)] = connection.execute(_SEND, values).fetchall()
