@@ -31,12 +31,20 @@ PROGRAM = (
 OF_SUPERVISORS = (points.BEFORE_FORK, points.IN_CHILD, points.AFTER_FORK, points.IN_REAP)
 OF_STEWARDS = (
     *(points.ARMED, points.PROMOTED, points.IN_RESCUE, points.AFTER_RESCUE),
-    *(points.BEFORE_TICK, points.AFTER_TICK),
+    *(points.BEFORE_TICK, points.AFTER_TICK, points.BEFORE_MOVE, points.AFTER_MOVE),
 )
 #: Failpoints that need no process to die.
 UNPROVOKED = {*OF_WORKERS, points.PROMOTED, points.BEFORE_TICK, points.AFTER_TICK}
+UNPROVOKED |= {points.BEFORE_MOVE, points.AFTER_MOVE}
 #: The priority of the commands of a schedule, which has a tick each second.
 OF_TICKS = 9
+#: The queue of a bridge, and the domain of its commands, which wait there for ever.
+MOVED = "moved"
+QUEUED = "SELECT count(*) FROM pgmq.q_moved"
+WRITTEN = (
+    "SELECT (SELECT last_value FROM pgmq.q_moved_msg_id_seq),"
+    " count(DISTINCT headers ->> 'pgmq_msg_id'), count(*) FROM cmdbus.ready WHERE domain = %s"
+)
 WITHIN_S = 60.0
 
 pytestmark = [
@@ -46,14 +54,16 @@ pytestmark = [
 
 
 @pytest.fixture
-def fleet(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+def fleet(pgmq_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     monkeypatch.setenv(DIRECTORY, str(tmp_path))
     monkeypatch.setenv(NAME, "cmdbus")
-    with unstarted(dsn, tmp_path, procs=1, threads=2) as fleet:
+    with unstarted(pgmq_dsn, tmp_path, procs=1, threads=2) as fleet:
         fleet.program = [sys.executable, "-c", PROGRAM]
         fleet.start()
         fleet.wait_until_ready()
-        with CommandBus(dsn) as bus:
+        fleet.query("SELECT true FROM pgmq.create(%s)", MOVED)
+        with CommandBus(pgmq_dsn) as bus:
+            bus.bridges.add(MOVED, MOVED, "Noop")
             often = "often", "shop", "Noop"
             bus.schedules.add(*often, every="1s", missed="all", priority=OF_TICKS)
         yield fleet
@@ -101,6 +111,7 @@ class BusyFleet:
         self.sent += self.fleet.send("Debit", 3)
         self.sent += self.fleet.send("Noop", 3)
         self.sent += self.fleet.send("Noop", 2, delay=0.05)
+        self.fleet.query("SELECT pgmq.send(%s, '{}')", MOVED)
 
     def _lure(self, left: set[str]) -> None:
         """A steward that begins arms; a process that dies is reaped, rescued, and replaced."""
@@ -141,22 +152,26 @@ def assert_nothing_lost_or_doubled(fleet: Fleet, ids: list[UUID]) -> None:
     rows = fleet.query(
         "SELECT type, status, error_code, count(*), sum(effects)::int, max(effects) FROM ("
         " SELECT c.*, (SELECT count(*) FROM effect e WHERE e.command_id = c.command_id) effects"
-        " FROM cmdbus.command c WHERE priority <> %s) c GROUP BY 1, 2, 3",
+        " FROM cmdbus.command c WHERE priority <> %s AND domain <> %s) c GROUP BY 1, 2, 3",
         OF_TICKS,
+        MOVED,
     )
     assert sum(row[3] for row in rows) == len(ids) == len(set(ids))
     for type, status, code, count, effects, most in rows:
         done = status == "COMPLETED" and type == "Debit"
         assert (effects, most) == ((count, 1) if done else (0, 0)), (type, status, code)
         assert code is None or (code == "LOST" and count < 10), rows
-    waiting = "SELECT count(*) FROM cmdbus.ready WHERE priority <> %s"
-    assert fleet.query(waiting, OF_TICKS) == [(0,)]
+    waiting = "SELECT count(*) FROM cmdbus.ready WHERE priority <> %s AND domain <> %s"
+    assert fleet.query(waiting, OF_TICKS, MOVED) == [(0,)]
     [(ticks, commands, seconds)] = fleet.query(
         "SELECT count(DISTINCT tick), count(*), extract(epoch FROM max(tick) - min(tick)) + 1 FROM"
         " (SELECT (details ->> 'tick')::timestamptz AS tick FROM cmdbus.event"
         " WHERE kind = 'SENT_BY_SCHEDULE') e"
     )
     assert ticks == commands == seconds
+    eventually(lambda: fleet.query(QUEUED) == [(0,)])
+    [(written, numbers, commands)] = fleet.query(WRITTEN, MOVED)
+    assert written == numbers == commands
 
 
 def test_a_process_killed_at_a_failpoint_loses_and_doubles_nothing(fleet: Fleet) -> None:
