@@ -58,7 +58,7 @@ class Sending:
 
     def sent(self, ids: Sequence[UUID]) -> None:
         """Once all are written, before the commit of a caller's transaction. `ids` are in the order
-        of the requests; of a batch, only the batch's."""
+        of the requests; of a batch only the batch's, and of a signal the process's."""
 
 
 class EndedExecution(NamedTuple):
@@ -99,8 +99,9 @@ class Instrument:
         self, requests: Sequence[Request], operation: str
     ) -> AbstractContextManager[Sending]:
         """Around a call that sends; entered before its requests are checked. `operation`: send,
-        send_many, call, create_batch, start_process, or batch.add for `context.batch`. The requests
-        of a batch are empty if they come from an iterator."""
+        send_many, call, create_batch, start_process, signal_process, or batch.add for
+        `context.batch`. There are no requests if a batch reads them from an iterator, and for a
+        signal, whose domain only the database knows."""
         return nullcontext(Sending())
 
     def waiting(

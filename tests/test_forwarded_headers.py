@@ -68,7 +68,7 @@ def test_each_way_of_sending_passes_them_on(dsn: str, bus: CommandBus) -> None:
         bus.sender("sent", "typed", Order).send(number=1)
         bus.create_batch("sent", [request("in-batch")], on_complete=request("completed"))
         bus.call("payments", "Noop")
-        bus.start_process("sent", "Transfer")
+        bus.signal_process(bus.start_process("sent", "Transfer"), "hurry")
         assert context.batch is not None
         context.batch.add([request("added")])
         asyncio.run(on_asyncio())
@@ -82,7 +82,7 @@ def test_each_way_of_sending_passes_them_on(dsn: str, bus: CommandBus) -> None:
     found = headers_by_type(bus)
     assert found.pop("overridden") == {**PASSED_ON, "tenant": "red", "more": "1"}
     assert found.pop("many-overridden") == {**PASSED_ON, "tenant": "red"}
-    assert len(found) == 10
+    assert len(found) == 11
     assert all(headers == PASSED_ON for headers in found.values()), found
     [called] = bus.query("payments", type="Noop")
     assert called.headers == PASSED_ON

@@ -98,6 +98,7 @@ def test_each_way_of_sending_is_seen_with_its_requests_and_ids(
     listed = bus.create_batch("payments", requests, on_complete=SendRequest("payments", "Done"))
     iterated = bus.create_batch("payments", iter(requests))
     process = bus.start_process("payments", "Transfer")
+    bus.signal_process(process, "hurry")
     seen = [(each.operation, each.types, each.ids, each.count) for each in recorder.sends]
     assert seen == [
         ("send", ["Debit"], [one], 1),
@@ -105,6 +106,7 @@ def test_each_way_of_sending_is_seen_with_its_requests_and_ids(
         ("create_batch", ["Debit", "Credit"], [listed], 2),
         ("create_batch", [], [iterated], 2),
         ("start_process", ["process:start"], [process], 1),
+        ("signal_process", [], [process], 1),
     ]
 
 

@@ -1,8 +1,11 @@
 """Middleware around executions that time out, fork, are handled together, or use Django."""
 
+import gc
 import os
 import threading
+import weakref
 from contextvars import ContextVar
+from typing import ClassVar
 
 from django_support import set_up
 from eventually import eventually
@@ -122,6 +125,56 @@ def test_nothing_around_a_handler_sees_the_end_of_a_process_that_it_has_forked(
     os.close(writer)
     with os.fdopen(reader) as pipe:
         assert pipe.read() == ".."
+
+
+class _HostileError(Exception):
+    """Cannot be looked at."""
+
+    @property
+    def __class__(self) -> type:
+        raise ZeroDivisionError
+
+    @__class__.setter
+    def __class__(self, value: type) -> None: ...
+
+
+class _TrackedError(Exception):
+    tracked: ClassVar[list[weakref.ref[Exception]]] = []
+
+    def __init__(self) -> None:
+        self.tracked.append(weakref.ref(self))
+
+
+def test_an_error_is_let_go_with_its_execution_and_may_be_hostile(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Its frames refer to the context, whose outcome has it: that would wait for the collector."""
+
+    def handle(command: Command, context: Context) -> None:
+        raise _HostileError if command.data else _TrackedError
+
+    registry, codes = handling(handle, retry=ONCE), list[object]()
+
+    @registry.around
+    def around(command: Command, context: Context) -> Yields:
+        try:
+            yield
+        finally:
+            codes.append(context.outcome and (context.outcome.status, context.outcome.code))
+
+    gc.disable()
+    try:
+        with running(dsn, registry, concurrency=1):
+            ids = [bus.send("payments", "Debit", hostile) for hostile in (True, False)]
+            for id_ in ids:
+                bus.wait("payments", id_, 10)
+            eventually(lambda: not any(ref() for ref in _TrackedError.tracked))
+    finally:
+        gc.enable()
+    assert len(_TrackedError.tracked) == 1
+    status = "TROUBLESHOOTING"
+    assert codes == [(status, "UNREPORTABLE"), (status, "_TrackedError")]
+    assert found(bus, ids[0]).error_code == "UNREPORTABLE"
 
 
 def test_an_error_of_the_database_is_seen_and_defers_the_command(dsn: str, bus: CommandBus) -> None:

@@ -8,6 +8,8 @@ from uuid import UUID
 from cmdbus import instruments
 from cmdbus.checks import check_id, check_operator, check_text, check_whole
 from cmdbus.errors import InvalidOperationError, ProcessNotFoundError
+from cmdbus.forwarding import forwarded
+from cmdbus.headers import encode_with
 from cmdbus.instruments import SendingAll
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.arguments import check_latest, check_remark
@@ -198,14 +200,25 @@ class Processes:
         """
         if not isinstance(name, str):
             raise ValueError(f"name must be the name of a signal, not {name!r:.80}")
-        signal = {"name": name, "data": data}
         id_ = check_id("process_id", process_id)
         values = {
             "process_id": id_,
-            "data": self._rules.encode(signal, "signal"),
+            "data": self._rules.encode({"name": name, "data": data}, "signal"),
             "signal_id": new_id(),
             **check_remark(operator, reason),
         }
+        if not instruments.installed:
+            self._signal(id_, values, connection)
+            return
+        with SendingAll([], "signal_process") as sending:
+            self._signal(id_, values, connection)
+            sending.sent([id_])
+
+    def _signal(
+        self, process_id: UUID, values: dict[str, Any], connection: CallersConnection | None
+    ) -> None:
+        if headers := encode_with(None, forwarded()):
+            values["headers"] = headers
         number = None if connection is not None else new_call()
         found, domain, admission = self._connections.use(
             connection,
@@ -213,7 +226,7 @@ class Processes:
             "producer",
         )
         if found is None:
-            raise ProcessNotFoundError(id_)
+            raise ProcessNotFoundError(process_id)
         if ProcessStatus(found).terminal:
             raise InvalidOperationError(
                 f"process {process_id} cannot be signaled: it is over ({found})"

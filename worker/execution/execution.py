@@ -176,6 +176,7 @@ class Execution(ContextFacts):
         except LeaseLostError:
             return None
         except BaseException as error:
+            context.outcome = None  # It refers to the error, and that to the context.
             return self._reported(error)
 
     def _outcome(self, result: object) -> Outcome:

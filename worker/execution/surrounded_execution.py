@@ -11,7 +11,12 @@ from typing import Any
 from cmdbus.command import Command
 from cmdbus.command_log import log_about
 from cmdbus.context import Context
-from cmdbus.errors import BreakerOpenError, InvalidOperationError, NotHereError
+from cmdbus.errors import (
+    BreakerOpenError,
+    InvalidOperationError,
+    NotHereError,
+    TransientCommandError,
+)
 from cmdbus.execution_outcome import ExecutionOutcome
 from cmdbus.surroundings import AfterSettlement
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
@@ -61,6 +66,7 @@ class SurroundedExecution(Execution):
 
     def returned(self, result: object) -> ExecutionOutcome:
         self._leave_if_forked()
+        self._blamed = None
         if self.again_in is not None:
             return ExecutionOutcome("AGAIN", delay=self.again_in)
         # Before the surroundings are left: they see the error of a result that cannot be stored.
@@ -71,6 +77,13 @@ class SurroundedExecution(Execution):
         self._leave_if_forked()
         if middleware:
             self._blamed = error, middleware
+        try:
+            return self._outcome_of(error)
+        except BaseException:  # It has raised another one when it was looked at.
+            found = self._outcome_of(TransientCommandError("UNREPORTABLE", ""))
+            return found._replace(error=error)
+
+    def _outcome_of(self, error: BaseException) -> ExecutionOutcome:
         if isinstance(error, BreakerOpenError):
             return ExecutionOutcome("DEFERRED", None, error, "BREAKER_OPEN", error.retry_after)
         if self._is_in_group or self.is_cut_off(error):
@@ -193,10 +206,12 @@ class SurroundedExecution(Execution):
         return super()._outcome(result)
 
     def _failed(self, error: BaseException) -> Outcome:
+        # Not kept: its frames refer to this execution.
+        blamed, self._blamed = self._blamed, None
         outcome = super()._failed(error)
-        if self._blamed is None or self._blamed[0] is not error:
+        if blamed is None or blamed[0] is not error:
             return outcome
-        return within_middleware(outcome, self._blamed[1])
+        return within_middleware(outcome, blamed[1])
 
     def _execute(self, data: Any) -> Outcome | None:
         outcome = super()._execute(data)

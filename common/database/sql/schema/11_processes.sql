@@ -158,6 +158,7 @@ $$;
 CREATE FUNCTION {schema}.signal_process(
     p_process_id uuid, p_data json, p_signal_id uuid, p_call bigint, p_again boolean,
     p_operator {schema}.remark DEFAULT NULL, p_reason {schema}.remark DEFAULT NULL,
+    p_headers json DEFAULT NULL,
     OUT status text, OUT domain text, OUT refusal text, OUT depth bigint,
     OUT max_depth integer, OUT warn_depth integer, OUT oldest_age double precision
 )
@@ -172,7 +173,8 @@ BEGIN
     SELECT e.refusal, e.depth, e.max_depth, e.warn_depth, e.oldest_age
     INTO refusal, depth, max_depth, warn_depth, oldest_age
     FROM {schema}.enqueue(domain, 'process:signal', p_data, p_signal_id, false, 5, NULL,
-                          NULL, p_process_id, NULL, NULL, p_call, p_again) e;
+                          NULL, p_process_id, NULL, NULL, p_call, p_again,
+                          p_headers => p_headers) e;
     IF refusal IS NULL AND p_operator IS NOT NULL THEN
         INSERT INTO {schema}.process_event (process_id, call, kind, operator, message, details)
         VALUES (p_process_id, p_call, 'SIGNAL_SENT', p_operator, p_reason,
