@@ -8,8 +8,8 @@ class ExecutionOutcome(NamedTuple):
 
     COMPLETED with the handler's `result`; RETRY with `delay`, the seconds until then; FAILED (a
     business rule); TROUBLESHOOTING; AGAIN, if the handler gives the command back; or DEFERRED, if
-    it runs again uncharged, because a breaker is open, the database is away, or another worker must
-    run it. `error` is what was raised, and `code` its code.
+    it is not charged, because a breaker is open, the database is away or has changed, another
+    worker must run it, or the lease is lost. `error` is what was raised, and `code` its code.
     """
 
     status: str

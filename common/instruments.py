@@ -7,6 +7,7 @@ those of others.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
@@ -277,8 +278,9 @@ def observed(instruments: Sequence[Instrument], run: Run) -> Run:
             entered.enter(instrument, "executing", command, context)
         try:
             result = run(command, context)
-        except BaseException as error:
-            entered.leave(error)
+        except BaseException:
+            # In no variable: libraries read those of a traceback's frames, which then keep them.
+            entered.leave(sys.exception())
             raise
         entered.leave(None)
         return result

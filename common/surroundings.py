@@ -91,9 +91,22 @@ def within(layers: Sequence[Layer]) -> Layer:
         surrounded = _noting_outcome(run)
         for layer in reversed(layers):
             surrounded = layer(surrounded)
-        return surrounded
+        return _forgetting_outcome(surrounded)
 
     return surround
+
+
+def _forgetting_outcome(run: Run) -> Run:
+    """The error of the outcome has the frames of its traceback, and these have the context: a
+    circle, by which the command would be in memory until the garbage collector comes."""
+
+    def inside(command: "Command[Any]", context: "Context") -> Any:
+        try:
+            return run(command, context)
+        finally:
+            context.outcome = None
+
+    return inside
 
 
 def _noting_outcome(run: Run) -> Run:

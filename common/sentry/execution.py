@@ -61,6 +61,7 @@ class Execution:
                 status = "" if outcome is None else outcome.status
                 self._span.end(_STATUSES.get(status, tracing.FAILED))
             self._isolation.__exit__(None, None, None)
+            del self._scope  # It has the execution, as the one that completes its events.
 
     def _report(self, error: BaseException, status: str, code: str | None) -> None:
         options, command = self._options, self._command

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC
 from typing import Any
@@ -30,6 +31,13 @@ def command_of(claim: Claim, data: Any) -> Command:
         claim.created_at.astimezone(UTC),
         headers,
     )
+
+
+def run_after(prepare: Callable[[], object], run: Callable[..., Any], *arguments: object) -> Any:
+    """Both in one copy of the context variables, which the caller must keep in none of its own: the
+    application may put an error there, whose traceback has the frames of the callers."""
+    prepare()
+    return run(*arguments)
 
 
 def leave_fork() -> None:

@@ -43,7 +43,12 @@ from cmdbus.worker.claims.outcomes import (
     not_to_be_run,
     troubled,
 )
-from cmdbus.worker.execution.application_code import command_of, leave_fork, storable
+from cmdbus.worker.execution.application_code import (
+    command_of,
+    leave_fork,
+    run_after,
+    storable,
+)
 from cmdbus.worker.execution.checkpoints import Checkpoints
 from cmdbus.worker.execution.context_facts import ContextFacts
 from cmdbus.worker.execution.executing_thread import ExecutingThread, Handled
@@ -152,10 +157,12 @@ class Execution(ContextFacts):
                 failpoint(BEFORE_EFFECT)
                 try:
                     # A copy, so that the values that it sets for itself end with it.
-                    variables = copy_context()
-                    if command.headers is not NO_HEADERS:
-                        variables.run(context.pass_on_headers)
-                    result = variables.run(self._handled.run, command, context)
+                    run = self._handled.run
+                    if command.headers is NO_HEADERS:
+                        result = copy_context().run(run, command, context)
+                    else:
+                        pass_on = context.pass_on_headers
+                        result = copy_context().run(run_after, pass_on, run, command, context)
                 finally:
                     if os.getpid() != self._thread.pid:
                         leave_fork()

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cmdbus.clock import time
@@ -18,7 +19,7 @@ from cmdbus.headers import NO_HEADERS
 from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import completed
-from cmdbus.worker.execution.application_code import command_of, leave_fork
+from cmdbus.worker.execution.application_code import command_of, leave_fork, run_after
 from cmdbus.worker.execution.executing_thread import ExecutingThread, Handled
 from cmdbus.worker.execution.execution import Execution
 
@@ -100,10 +101,11 @@ class GroupExecution:
     ) -> None:
         try:
             if self._handled.surroundings is None:
-                variables = copy_context()
-                if command.headers is not NO_HEADERS:
-                    variables.run(execution.pass_on, command.headers)
-                variables.run(group.handle, command)
+                if command.headers is NO_HEADERS:
+                    copy_context().run(group.handle, command)
+                else:
+                    pass_on = partial(execution.pass_on, command.headers)
+                    copy_context().run(run_after, pass_on, group.handle, command)
             else:
                 cast("SurroundedExecution", execution).handle_within(first, group.handle, command)
         finally:

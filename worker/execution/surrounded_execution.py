@@ -22,7 +22,7 @@ from cmdbus.surroundings import AfterSettlement
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, within_middleware
 from cmdbus.worker.claims.settlement import settle_one
-from cmdbus.worker.execution.application_code import leave_fork, storable
+from cmdbus.worker.execution.application_code import leave_fork, run_after, storable
 from cmdbus.worker.execution.autocommit_session import AutocommitSession
 from cmdbus.worker.execution.execution import Execution
 from cmdbus.worker.execution.handler_connection import (
@@ -30,7 +30,12 @@ from cmdbus.worker.execution.handler_connection import (
     USED_AFTER_RETURN,
     HandlerConnection,
 )
-from cmdbus.worker.execution.handler_transaction import HandlerTransaction
+from cmdbus.worker.execution.handler_transaction import (
+    HandlerTransaction,
+    LeaseLostError,
+    SettlementBlockedError,
+)
+from cmdbus.worker.execution.session_errors import is_outdated_plan
 
 logger = logging.getLogger(__name__)
 
@@ -86,12 +91,18 @@ class SurroundedExecution(Execution):
     def _outcome_of(self, error: BaseException) -> ExecutionOutcome:
         if isinstance(error, BreakerOpenError):
             return ExecutionOutcome("DEFERRED", None, error, "BREAKER_OPEN", error.retry_after)
-        if self._is_in_group or self.is_cut_off(error):
+        if self._is_in_group or self._is_uncharged(error):
             code = error.code if isinstance(error, NotHereError) else None
             return ExecutionOutcome("DEFERRED", None, error, code)
         outcome = self._fate(error)
         status = _STATUS.get(outcome.kind, outcome.kind.value)
         return _new(ExecutionOutcome, (status, None, error, outcome.code, outcome.delay))
+
+    def _is_uncharged(self, error: BaseException) -> bool:
+        """As far as it is known before the end of the transaction."""
+        if isinstance(error, LeaseLostError | SettlementBlockedError) or is_outdated_plan(error):
+            return True
+        return self.is_cut_off(error)
 
     def _leave_if_forked(self) -> None:
         """Nothing around the handler may see the end of another process."""
@@ -161,9 +172,7 @@ class SurroundedExecution(Execution):
         surroundings = self._handled.surroundings
         assert surroundings is not None
         run = surroundings(lambda command, context: handle(command))
-        variables = copy_context()
-        variables.run(context.pass_on_headers)
-        variables.run(run, command, context)
+        copy_context().run(run_after, context.pass_on_headers, run, command, context)
 
     def call_afterwards(self, outcome: Outcome, error: BaseException | None = None) -> None:
         """What waits for this outcome to be committed."""
@@ -214,7 +223,10 @@ class SurroundedExecution(Execution):
         return within_middleware(outcome, blamed[1])
 
     def _execute(self, data: Any) -> Outcome | None:
-        outcome = super()._execute(data)
+        try:
+            outcome = super()._execute(data)
+        finally:
+            self._blamed = None  # Its traceback has the execution.
         if self._has_failed or not self._afterwards:
             return outcome
         if self.committed is not None:
