@@ -1,5 +1,8 @@
 """Names of OpenTelemetry's messaging conventions, and those that cmdbus adds. Pure."""
 
+from collections.abc import Mapping
+from functools import lru_cache
+
 SYSTEM = "messaging.system"
 OPERATION_NAME = "messaging.operation.name"
 OPERATION_TYPE = "messaging.operation.type"
@@ -36,17 +39,26 @@ FAILURES = frozenset(["RETRY", "FAILED", "TROUBLESHOOTING"])
 CONTEXTS_NAMES = {"TROUBLE": "TROUBLESHOOTING"}
 
 
-def operation(name: str, domain: str | None, kind: str | None) -> dict[str, str]:
+@lru_cache(maxsize=1024)
+def operation(
+    name: str,
+    domain: str | None,
+    kind: str | None,
+    outcome: str | None = None,
+    error: str | None = None,
+) -> Mapping[str, str]:
     """Attributes of a span or a measurement; `name` is one of send, queue, wait, call, process
     and settle, `domain` and `kind` those of the commands, if all have the same ones."""
-    found = {SYSTEM: CMDBUS, OPERATION_NAME: name}
-    if name in _TYPES:
-        found[OPERATION_TYPE] = name
-    if domain is not None:
-        found[DESTINATION] = domain
-    if kind is not None:
-        found[COMMAND_TYPE] = kind
-    return found
+    found = {
+        SYSTEM: CMDBUS,
+        OPERATION_NAME: name,
+        OPERATION_TYPE: name if name in _TYPES else None,
+        DESTINATION: domain,
+        COMMAND_TYPE: kind,
+        OUTCOME: outcome,
+        ERROR_TYPE: error,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 #: Operations that the conventions know.

@@ -4,7 +4,6 @@ settlement is not known yet."""
 from collections import OrderedDict
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
-from uuid import UUID
 
 from opentelemetry.trace import SpanContext
 
@@ -14,8 +13,8 @@ if TYPE_CHECKING:
 #: Executions whose settlement is awaited. More are in flight in no process, and some are never
 #: settled: those of tests, and of groups that failed.
 _MAX_ENDED = 2000
-#: A command and its attempt.
-Key = tuple[UUID, int]
+#: The number that a command's id is, whose hash is computed sooner, and the attempt.
+Key = tuple[int, int]
 
 
 class EndedSpan(NamedTuple):

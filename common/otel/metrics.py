@@ -7,15 +7,7 @@ from collections.abc import Iterable
 from opentelemetry.context import Context
 from opentelemetry.metrics import Histogram, MeterProvider, get_meter
 
-from cmdbus.otel.conventions import (
-    COMMAND_TYPE,
-    DESTINATION,
-    ERROR_TYPE,
-    OUTCOME,
-    SECONDS_BUCKETS,
-    ErrorTypes,
-    operation,
-)
+from cmdbus.otel.conventions import SECONDS_BUCKETS, ErrorTypes, operation
 
 #: Domain and type of a command; None where they are not known.
 Named = tuple[str | None, str | None]
@@ -52,24 +44,23 @@ class Metrics:
         self._errors = ErrorTypes()
 
     def sent(self, commands: Iterable[Named], seconds: float, error: str | None) -> None:
-        counts = Counts(commands)
+        counts, error = Counts(commands), self._bounded(error)
         for (domain, type), count in counts.items():
-            self._sent.add(count, self._with_error(operation("send", domain, type), error))
+            self._sent.add(count, operation("send", domain, type, error=error))
         domains = {domain for domain, _ in counts}
         common = domains.pop() if len(domains) == 1 else None
-        attributes = self._with_error(operation("send", common, None), error)
-        self._operations.record(seconds, attributes)
+        self._operations.record(seconds, operation("send", common, None, error=error))
 
     def waited(self, name: str, domain: str | None, seconds: float, error: str | None) -> None:
         """A producer, for the end of a command or a batch."""
-        attributes = self._with_error(operation(name, domain, None), error)
-        self._operations.record(seconds, attributes)
+        error = self._bounded(error)
+        self._operations.record(seconds, operation(name, domain, None, error=error))
 
     def settled(self, domain: str, seconds: float) -> None:
         self._operations.record(seconds, operation("settle", domain, None))
 
     def queued(self, domain: str, type: str, seconds: float) -> None:
-        self._queue.record(seconds, {DESTINATION: domain, COMMAND_TYPE: type})
+        self._queue.record(seconds, operation("queue", domain, type))
 
     def executed(
         self,
@@ -81,13 +72,9 @@ class Metrics:
         context: Context | None,
     ) -> None:
         """`context`: of the span, for exemplars."""
-        attributes = operation("process", domain, type)
-        attributes[OUTCOME] = outcome
-        attributes = self._with_error(attributes, error)
+        attributes = operation("process", domain, type, outcome, self._bounded(error))
         self._consumed.add(1, attributes, context)
         self._executions.record(seconds, attributes, context)
 
-    def _with_error(self, attributes: dict[str, str], error: str | None) -> dict[str, str]:
-        if error is not None:
-            attributes[ERROR_TYPE] = self._errors.bounded(error)
-        return attributes
+    def _bounded(self, error: str | None) -> str | None:
+        return None if error is None else self._errors.bounded(error)

@@ -28,7 +28,7 @@ from cmdbus.otel.conventions import (
 from cmdbus.otel.executions import EndedSpan, Executions
 from cmdbus.otel.failures import error_type, show_failure
 from cmdbus.otel.metrics import Metrics
-from cmdbus.otel.propagation import context_of, creation_of, replace_headers
+from cmdbus.otel.propagation import context_of, creation_of, has_context, replace_headers
 
 
 class ProcessSpan:
@@ -53,7 +53,7 @@ class ProcessSpan:
         self._tracer, self._metrics, self._executions = tracer, metrics, executions
         self._command, self._context = command, context
         self._is_child, self._messages = is_child, messages
-        self._key = command.command_id, context.attempt
+        self._key = command.command_id.int, context.attempt
 
     def __enter__(self) -> Self:
         command = self._command
@@ -66,25 +66,35 @@ class ProcessSpan:
             span_name("process", command.domain),
             parent,
             SpanKind.CONSUMER,
-            self._attributes(),
+            operation("process", command.domain, command.type),
             links=() if self._creation is None else (Link(self._creation),),
         )
+        if self._span.is_recording():
+            self._describe()
         self._current = trace.set_span_in_context(self._span, parent)
-        replace_headers(self._context.headers, self._current)
+        if not self._is_unsampled_as_before():
+            replace_headers(self._context.headers, self._current)
         self._executions.start(self._key, self)
         self._token: Token[Current] = contexts.attach(self._current)
         return self
 
-    def _attributes(self) -> dict[str, str | int]:
+    def _is_unsampled_as_before(self) -> bool:
+        """Nothing will be recorded, and what is passed on says so."""
+        if self._span.is_recording() or self._creation is None or not self._is_child:
+            return False
+        return has_context(self._context.headers)
+
+    def _describe(self) -> None:
         command, context = self._command, self._context
-        return {
-            **operation("process", command.domain, command.type),
-            MESSAGE_ID: str(command.command_id),
-            CONVERSATION_ID: str(command.correlation_id),
-            ATTEMPT: context.attempt,
-            MAX_ATTEMPTS: context.max_attempts,
-            PRIORITY: command.priority,
-        }
+        self._span.set_attributes(
+            {
+                MESSAGE_ID: str(command.command_id),
+                CONVERSATION_ID: str(command.correlation_id),
+                ATTEMPT: context.attempt,
+                MAX_ATTEMPTS: context.max_attempts,
+                PRIORITY: command.priority,
+            }
+        )
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         contexts.detach(self._token)

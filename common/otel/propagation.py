@@ -8,7 +8,10 @@ from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import Setter
 from opentelemetry.trace import SpanContext
 
-from cmdbus.headers import check_headers
+from cmdbus.headers import check_header_name, check_headers
+
+#: Characters of a value that needs no closer look.
+_PLAIN = 500
 
 
 class _Setter(Setter[MutableMapping[str, str]]):
@@ -16,7 +19,10 @@ class _Setter(Setter[MutableMapping[str, str]]):
 
     def set(self, carrier: MutableMapping[str, str], key: str, value: str) -> None:
         with suppress(ValueError):
-            carrier.update(check_headers({key: value}))
+            if len(value) > _PLAIN or not value.isascii() or not value.isprintable():
+                carrier.update(check_headers({key: value}))
+            else:
+                carrier[check_header_name(key)] = value
 
 
 _SETTER = _Setter()
@@ -29,15 +35,18 @@ def headers_of(context: Context | None = None) -> dict[str, str]:
     return headers
 
 
-def replace_headers(headers: MutableMapping[str, str], context: Context) -> None:
+def has_context(headers: Mapping[str, str]) -> bool:
+    return any(name in headers for name in propagate.get_global_textmap().fields)
+
+
+def replace_headers(headers: dict[str, str], context: Context) -> None:
     """Writes those of `context` in place of others of the propagator's."""
     made = headers_of(context)
     if made:
         for name in propagate.get_global_textmap().fields:
             headers.pop(name, None)
-        for name, value in made.items():
-            with suppress(ValueError):  # No more headers fit.
-                headers[name] = value
+        # They are checked: where they are sent, those that do not fit are left out.
+        dict.update(headers, made)
 
 
 def context_of(headers: Mapping[str, str]) -> Context:

@@ -23,8 +23,8 @@ from cmdbus.otel.failures import error_type, show_failure
 from cmdbus.otel.metrics import Metrics, Named
 from cmdbus.otel.propagation import headers_of
 
-#: Calls that send one command, whose id they return.
-_SINGLE = frozenset(["send", "call"])
+#: Calls that send one command.
+_SINGLE = frozenset(["send", "call", "start_process", "signal_process"])
 
 
 class SendSpan(Sending):
@@ -45,12 +45,14 @@ class SendSpan(Sending):
 
     def __enter__(self) -> Self:
         domain, type = _common(self._requests, "domain"), _common(self._requests, "type")
-        attributes = operation("send", domain, type)
-        attributes[METHOD] = self._method
         self._began = time.monotonic()
         self._span = self._tracer.start_span(
-            span_name("send", domain), kind=SpanKind.PRODUCER, attributes=attributes
+            span_name("send", domain),
+            kind=SpanKind.PRODUCER,
+            attributes=operation("send", domain, type),
         )
+        if self._span.is_recording():
+            self._span.set_attribute(METHOD, self._method)
         self.headers = headers_of(trace.set_span_in_context(self._span))
         return self
 
@@ -86,6 +88,7 @@ _OF_IDS = {
     "call": MESSAGE_ID,
     "create_batch": BATCH_ID,
     "start_process": PROCESS_ID,
+    "signal_process": PROCESS_ID,
 }
 
 

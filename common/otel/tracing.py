@@ -64,7 +64,7 @@ class Tracing(Instrument):
 
     def settled(self, ended: EndedExecution) -> None:
         self._metrics.queued(ended.domain, ended.type, ended.waited)
-        key = ended.command_id, ended.attempt
+        key = ended.command_id.int, ended.attempt
         span = self._executions.settled(key)
         if span is None and ended.code == "TIMEOUT":
             span = self._timed_out(ended, key)

@@ -30,9 +30,12 @@ class WaitSpan:
         self._name = "call" if method == "call" else "wait"
 
     def __enter__(self) -> Self:
-        attributes = operation(self._name, self._domain, None)
-        attributes[METHOD] = self._method
-        attributes[BATCH_ID if self._method == "wait_batch" else MESSAGE_ID] = str(self._id)
+        of_id = BATCH_ID if self._method == "wait_batch" else MESSAGE_ID
+        attributes = {
+            **operation(self._name, self._domain, None),
+            METHOD: self._method,
+            of_id: str(self._id),
+        }
         self._began = time.monotonic()
         self._span = self._tracer.start_span(
             span_name(self._name, self._domain), kind=SpanKind.CLIENT, attributes=attributes
