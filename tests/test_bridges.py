@@ -5,7 +5,7 @@ from uuid import uuid4
 import psycopg
 from bridges import bridge_round, messages, move_all, send_messages
 from eventually import eventually
-from handlers import running
+from handlers import beside, running
 from pgmq_queues import create_queues
 from pgmq_queues import pgmq_dsn as pgmq_dsn
 from psycopg.types.json import Jsonb
@@ -121,12 +121,26 @@ def test_what_ends_a_batch_becomes_a_message(
     create_queues(connection, "ends", "parts")
     bus.bridges.add("ends", "shop", "Over", direction="out")
     bus.bridges.add("parts", "shop", "Part", direction="out")
-    over = SendRequest("shop", "Over", {"batch": "over"})
-    commands = [SendRequest("shop", "Part", n) for n in range(3)]
+    over = SendRequest("shop", "Over", {"batch": "over"}, headers={"tenant": "acme"})
+    commands = [SendRequest("shop", "Part", n, headers={"n": str(n)}) for n in range(3)]
     batch_id = bus.create_batch("shop", commands, on_complete=over)
     move_all(bridge_round(), connection)
-    assert [data for data, _ in messages(pgmq_dsn, "parts")] == [0, 1, 2]
+    parts = messages(pgmq_dsn, "parts")
+    assert [(data, headers["n"]) for data, headers in parts] == [(0, "0"), (1, "1"), (2, "2")]
     [(data, headers)] = messages(pgmq_dsn, "ends")
-    assert data == {"batch": "over"} and headers["type"] == "Over"
+    assert (data, headers["type"], headers["tenant"]) == ({"batch": "over"}, "Over", "acme")
     record = bus.get_batch(batch_id)
     assert record is not None and (record.status, record.completed) == ("COMPLETED", 3)
+
+
+def test_a_call_of_a_bridged_type_returns_its_message(
+    pgmq_dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    create_queues(connection, "orders")
+    bus.bridges.add("orders", "shop", "Order", direction="out")
+    results: list[object] = []
+    with beside(lambda: results.append(bus.call("shop", "Order", {"n": 1}))):
+        eventually(lambda: rows(pgmq_dsn, "SELECT FROM cmdbus.ready"))
+        move_all(bridge_round(), connection)
+    assert results == [{"queue": "orders", "msg_id": 1}]
+    assert [body for body, _ in messages(pgmq_dsn, "orders")] == [{"n": 1}]
