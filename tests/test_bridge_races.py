@@ -13,7 +13,7 @@ from forks import forked
 from handlers import beside, connect, handling, running
 from pgmq_queues import create_queues
 from pgmq_queues import pgmq_dsn as pgmq_dsn
-from queries import await_lock_waits, end_sessions, rows, scalar
+from queries import await_lock_waits, end_sessions, rows, scalar, slow_down_inserts
 
 from cmdbus import CommandBus
 from cmdbus.failpoints import AFTER_MOVE, BEFORE_MOVE, set_failpoint_action
@@ -35,7 +35,7 @@ def bridges(pgmq_dsn: str, bus: CommandBus, connection: psycopg.Connection) -> N
     bus.bridges.add("answers", "back", direction="out", batch_size=7)
 
 
-@pytest.fixture(params=["in", "out"])
+@pytest.fixture(params=["in", pytest.param("out", marks=pytest.mark.long)])
 def direction(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -89,7 +89,7 @@ def test_nodes_that_move_at_once_move_each_message_once(
     assert {each.direction: each.moved for each in bus.bridges.list()}[direction] == 130
 
 
-@pytest.mark.parametrize("point", [BEFORE_MOVE, AFTER_MOVE])
+@pytest.mark.parametrize("point", [pytest.param(BEFORE_MOVE, marks=pytest.mark.long), AFTER_MOVE])
 def test_a_node_that_is_killed_before_or_after_a_move_leaves_it_whole(
     dsn: str, bus: CommandBus, connection: psycopg.Connection, direction: str, point: str
 ) -> None:
@@ -246,3 +246,14 @@ def test_looks_at_empty_queues_write_nothing(connection: psycopg.Connection) -> 
     with connection.transaction():
         bridge_round().run(connection)
         assert scalar(connection, "SELECT pg_current_xact_id_if_assigned()") is None
+
+
+def test_a_move_that_takes_too_long_is_repeated_with_fewer_and_at_last_with_more_time(
+    dsn: str, connection: psycopg.Connection, bus: CommandBus
+) -> None:
+    send(bus, connection, "in", 2)
+    slow_down_inserts(connection, 0.1)
+    with connect(dsn, options="-c statement_timeout=80ms") as session:
+        move_all(bridge_round(), session)
+    assert moved(dsn, "in") == [0, 1]
+    assert [record.error for record in bus.bridges.list()] == [None, None]

@@ -30,8 +30,10 @@ from cmdbus.worker.waiting.timers import Timers
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of messages, as stored, and of commands, that one move takes.
+#: Bytes of messages or commands that one move takes.
 _MAX_BYTES = 4 * 2**20
+#: Seconds below which a move is quick, and above which it is slow.
+_QUICK, _SLOW = 0.25, 1.0
 #: Seconds after which a round leaves the rest to the next one.
 _ROUND_SECONDS = 0.2
 #: Bounds of the pause after a move that found nothing, or another node that moves, in seconds.
@@ -51,10 +53,10 @@ class _Bridge:
     #: The domain that gets the replies.
     reply_to: str | None
     batch_size: int
+    #: What the next move takes at most: less, after one that took too long.
+    count: int = field(init=False)
     #: Commands that it moves are claimed by this number.
     claimer: int = field(default_factory=lambda: secrets.randbelow(2**63 - 1) + 1)
-    #: What the next move takes at most: less, after one that took too long; 0: the batch size.
-    count: int = 0
     #: A move of one has taken too long: the next one has more time.
     is_slow: bool = False
     #: Monotonic time of the next move.
@@ -62,6 +64,9 @@ class _Bridge:
     pauses: Backoff = field(default_factory=lambda: Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS))
     #: The latest warning, which is not repeated.
     warned: str = ""
+
+    def __post_init__(self) -> None:
+        self.count = self.batch_size
 
     def is_like(self, other: "_Bridge") -> bool:
         return (self.queue, self.direction, self.domain, self.reply_to, self.batch_size) == (
@@ -116,6 +121,7 @@ class BridgeRound:
         self._listed, self._bridges = listed, found
 
     def _attend(self, connection: Connection, bridge: _Bridge) -> None:
+        began = time.monotonic()
         try:
             moved = self._move(connection, bridge)
         except Exception as error:
@@ -126,8 +132,11 @@ class BridgeRound:
         if not moved:
             bridge.due = time.monotonic() + bridge.pauses.pause()
             return
-        bridge.count = min(bridge.batch_size, 2 * (bridge.count or bridge.batch_size))
         bridge.due, bridge.is_slow, bridge.warned = time.monotonic(), False, ""
+        if bridge.due - began > _SLOW:
+            bridge.count = max(1, bridge.count // 2)
+        elif bridge.due - began < _QUICK:
+            bridge.count = min(bridge.batch_size, 2 * bridge.count)
         bridge.pauses.reset()
         for each in self._bridges.values():
             if each.domain == bridge.reply_to:
@@ -135,14 +144,13 @@ class BridgeRound:
 
     def _move(self, connection: Connection, bridge: _Bridge) -> bool:
         """Whether there may be more at once."""
-        count = bridge.count or bridge.batch_size
         failpoint(BEFORE_MOVE)
         with ExitStack() as within:
             if bridge.is_slow:
                 within.enter_context(connection.transaction())
                 limit = f"{self._allow_one_row():g}s"
                 self._statements.value(connection, "limit_statements", limit=limit)
-            moved, refused, batch_ids = self._call(connection, bridge, count)
+            moved, refused, batch_ids = self._call(connection, bridge)
         failpoint(AFTER_MOVE)
         if batch_ids:
             self._end_batches(connection, batch_ids)
@@ -156,10 +164,10 @@ class BridgeRound:
         return moved + refused > 0
 
     def _call(
-        self, connection: Connection, bridge: _Bridge, count: int
+        self, connection: Connection, bridge: _Bridge
     ) -> tuple[int, int, Sequence[UUID] | None]:
         """How many were moved and refused, and their batches; none if another node moves."""
-        values: dict[str, Any] = {"name": bridge.name, "count": count, "bytes": _MAX_BYTES}
+        values: dict[str, Any] = {"name": bridge.name, "count": bridge.count, "bytes": _MAX_BYTES}
         if bridge.direction == "in":
             row = self._statements.row(connection, "move_in", **values)
             assert row is not None
@@ -180,9 +188,8 @@ class BridgeRound:
             self._hurry()
 
     def _failed(self, connection: Connection, bridge: _Bridge, error: Exception) -> None:
-        count = bridge.count or bridge.batch_size
         if cause_of(error) is Cause.TIMEOUT and not bridge.is_slow:
-            bridge.count, bridge.is_slow = max(1, count // 2), count == 1
+            bridge.count, bridge.is_slow = max(1, bridge.count // 2), bridge.count == 1
             return
         bridge.due = time.monotonic() + _FAILED_SECONDS
         why = reason(error)

@@ -53,7 +53,7 @@ RETURN CASE
     ELSE {schema}.legal_headers_of_message(p_msg_id, p_headers) END;
 
 -- Locks up to p_count messages of a queue that are visible, in their order, until these hold
--- p_bytes as stored; returns their ids. Skips locked ones.
+-- p_bytes, where packed ones are estimated; returns their ids. Skips locked ones.
 CREATE FUNCTION {schema}.pick_messages(p_queue text, p_count integer, p_bytes bigint)
 RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
@@ -66,7 +66,8 @@ BEGIN
         FROM (
             SELECT p.msg_id, sum(p.bytes) OVER (ORDER BY p.msg_id) - p.bytes AS bytes_before
             FROM (
-                SELECT m.msg_id, coalesce(pg_column_size(m.message), 0)::bigint AS bytes
+                SELECT m.msg_id, coalesce(pg_column_size(m.message), 0)::bigint
+                    * CASE WHEN pg_column_compression(m.message) IS NULL THEN 1 ELSE 8 END AS bytes
                 FROM pgmq.%I m
                 WHERE m.vt <= clock_timestamp()
                 ORDER BY m.msg_id LIMIT $1
@@ -179,7 +180,7 @@ BEGIN
 END
 $$;
 
--- Moves up to p_count messages of a bridge's queue into commands, of p_bytes as stored or just one,
+-- Moves up to p_count messages of a bridge's queue into commands, of about p_bytes or just one,
 -- as far as the domain takes any. None if another session has locked the bridge.
 CREATE FUNCTION {schema}.move_in(
     p_name text, p_count integer, p_bytes bigint,
