@@ -14,11 +14,13 @@ import psycopg
 import pytest
 from claiming import Claimer, ended, want
 from handlers import connect, promote
+from pgmq_queues import install_pgmq
 from psycopg.sql import SQL, Identifier, Literal
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.database.schema import install
 from cmdbus.database.statements import load, render
+from cmdbus.pgmq import statements as operations
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.steward.batch_round import BatchRound
@@ -201,16 +203,29 @@ def settle_in_all_ways(claimer: Claimer) -> None:
 #: What the names in braces of some statements stand for.
 #: They name a function.
 CALLS = {"call", "call_and_note", "call_and_date"}
+#: Those of the client of PGMQ, which are put together.
+OF_PGMQ = [each for each in vars(operations).values() if isinstance(each, operations.Operation)]
 FILLED = {"insert": {"table": "ready", "more": "", "arrays": ""}}
 
 
 def test_statements_use_postgresqls_own_operators_and_functions(attacked: str) -> None:
     foreign: dict[str, list[str]] = {}
     for name in sorted(set(load()) - CALLS):
+        if name.startswith("pgmq_"):
+            continue
         text = re.sub(r"--.*", "", render(name, "cmdbus", **FILLED.get(name, {}))).strip()
         if text.startswith(WITH_EXPRESSIONS) and (found := foreign_dependencies(attacked, text)):
             foreign[name] = found
     assert foreign == {}
+
+
+def test_statements_for_pgmq_use_postgresqls_own_operators_and_functions(attacked: str) -> None:
+    with connect(attacked) as connection:
+        install_pgmq(connection)
+    assert len(OF_PGMQ) == sum(name.startswith("pgmq_") for name in load()) - 2
+    texts = {each.name: operations.text_of(each).decode().strip() for each in OF_PGMQ}
+    foreign = {name: foreign_dependencies(attacked, text) for name, text in texts.items()}
+    assert {name: found for name, found in foreign.items() if found} == {}
 
 
 def foreign_dependencies(dsn: str, text: str) -> list[str]:
@@ -239,5 +254,5 @@ DEPENDENCIES = """
 SELECT pg_describe_object(refclassid, refobjid, 0) FROM pg_depend
 WHERE classid = 'pg_proc'::regclass AND objid = 'public.probe'::regproc
     AND refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass)
-    AND pg_describe_object(refclassid, refobjid, 0) NOT LIKE '% cmdbus.%'
+    AND pg_describe_object(refclassid, refobjid, 0) !~ ' (cmdbus|pgmq)[.]'
 """

@@ -63,7 +63,7 @@ pgmq.send(present.name, %(message)s::jsonb, %(seconds)s::integer)
 -- name: pgmq_send_at
 -- From PGMQ 1.5 on, like pgmq_send_batch_at.
 pgmq.send(present.name, %(message)s::jsonb, %(headers)s::jsonb, coalesce(%(time)s::timestamptz,
-    clock_timestamp() + make_interval(secs => %(seconds)s::double precision)))
+    clock_timestamp() + %(seconds)s::double precision * interval '1 second'))
 
 -- name: pgmq_send_batch
 pgmq.send_batch(present.name, %(messages)s::jsonb[], %(seconds)s::integer)
@@ -71,7 +71,7 @@ pgmq.send_batch(present.name, %(messages)s::jsonb[], %(seconds)s::integer)
 -- name: pgmq_send_batch_at
 pgmq.send_batch(present.name, %(messages)s::jsonb[], %(headers)s::jsonb[],
     coalesce(%(time)s::timestamptz,
-        clock_timestamp() + make_interval(secs => %(seconds)s::double precision)))
+        clock_timestamp() + %(seconds)s::double precision * interval '1 second'))
 
 -- name: pgmq_read
 -- Each version takes a condition of NULL for none.
@@ -91,7 +91,7 @@ pgmq.set_vt(present.name, %(msg_ids)s::bigint[], %(seconds)s::integer)
 
 -- name: pgmq_set_vt_at
 pgmq.set_vt(present.name, %(msg_ids)s::bigint[], coalesce(%(time)s::timestamptz,
-    clock_timestamp() + make_interval(secs => %(seconds)s::double precision)))
+    clock_timestamp() + %(seconds)s::double precision * interval '1 second'))
 
 -- name: pgmq_archive
 pgmq.archive(present.name, %(msg_ids)s::bigint[])
