@@ -19,6 +19,11 @@ def queue_error(problem: str, queue: str, direction: str, role: str, database: s
         case "no_queue":
             return QueueNotFoundError(queue)
     to = f"TO {quoted(role)}"
+    if problem == "no_notify_right":
+        return MissingRightError(
+            f"role {role!r} may not notify of messages in the queue {queue!r}: "
+            f"{grant_of_notifications(role)}"
+        )
     move = "take messages off" if direction == "in" else "send messages to"
     return MissingRightError(
         f"role {role!r} may not {move} the queue {queue!r}: GRANT USAGE ON SCHEMA pgmq {to}; "
@@ -28,6 +33,11 @@ def queue_error(problem: str, queue: str, direction: str, role: str, database: s
 
 def pgmq_missing(database: str) -> SchemaError:
     return SchemaError(f"PGMQ is not installed in database {database!r}: CREATE EXTENSION pgmq")
+
+
+def grant_of_notifications(role: str) -> str:
+    """What a role needs besides to send to a queue with pgmq.enable_notify_insert."""
+    return f"GRANT SELECT, UPDATE ON pgmq.notify_insert_throttle TO {quoted(role)}"
 
 
 def quoted(identifier: str) -> str:

@@ -156,6 +156,23 @@ def test_a_steward_without_rights_says_which_it_needs_and_moves_with_them(
     assert [record.error for record in bus.bridges.list()] == [None, None]
 
 
+@pytest.mark.usefixtures("queues")
+def test_a_steward_that_may_not_notify_of_messages_says_which_right_it_needs(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    connection.execute("SELECT pgmq.enable_notify_insert('answers')")
+    bus.bridges.add("answers", "back", direction="out")
+    bus.send("back", "Reply", 2)
+    with role(dsn, "worker") as session:
+        for missing in ("may not send messages to", "may not notify of messages in"):
+            assert bridge_round().run(session) > 1
+            [record] = bus.bridges.list()
+            assert record.error is not None and f"{missing} the queue 'answers'" in record.error
+            connection.execute(record.error.partition(": ")[2].encode())
+        move_all(bridge_round(), session)
+    assert [body for body, _ in messages(dsn, "answers")] == [2]
+
+
 def test_a_queue_that_is_dropped_stops_its_bridge_alone(
     pgmq_dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:

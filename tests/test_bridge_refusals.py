@@ -72,9 +72,11 @@ def test_a_message_larger_than_a_command_is_kept_whole_and_retried_with_other_da
     )
     move_all(bridge_round(), connection)
     assert ready(dsn) == [1]
-    size = "SELECT length(data #>> '{}'), command_id FROM cmdbus.troubleshooting"
-    [(length, command_id)] = rows(dsn, size)
+    found = "SELECT length(data #>> '{}'), error_message, command_id FROM cmdbus.troubleshooting"
+    [(length, why, command_id)] = rows(dsn, found)
     assert length == 17 * 1024 * 1024
+    sentence = "as JSON it has more than the 16 MiB that a command holds"
+    assert why == f"message 1 of queue orders cannot become a command: {sentence}"
     assert bus.troubleshooting.retry_all("shop", operator="ann") == 0
     with pytest.raises(InvalidOperationError, match="too large for a command: give it other data"):
         bus.troubleshooting.retry("shop", command_id, operator="ann")

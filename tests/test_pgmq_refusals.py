@@ -172,6 +172,20 @@ def test_the_sentence_about_a_missing_right_grants_what_the_call_needs(
             call(client, own)
 
 
+def test_the_sentence_about_a_right_to_notify_grants_it(
+    orders: str, connection: psycopg.Connection
+) -> None:
+    connection.execute("SELECT pgmq.enable_notify_insert('orders')")
+    with unprivileged(orders) as own:
+        for right in ("schema pgmq", "table notify_insert_throttle"):
+            with pytest.raises(
+                MissingRightError, match=f"permission denied for {right}"
+            ) as refused:
+                PgmqClient().send("orders", 1, connection=own)
+            connection.execute(str(refused.value).partition(" needs: ")[2].encode())
+        assert PgmqClient().send("orders", 1, connection=own) > 0
+
+
 def test_a_dead_server_is_named_without_the_password() -> None:
     with (
         PgmqClient(f"{NOWHERE} password=s3cr3t", timeout=2) as client,

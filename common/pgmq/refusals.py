@@ -14,7 +14,7 @@ from cmdbus.errors import (
 )
 from cmdbus.pgmq.statements import ARCHIVE, METRICS, QUEUES, Operation
 from cmdbus.producer.statement_errors import role_of
-from cmdbus.queue_problems import pgmq_missing, quoted
+from cmdbus.queue_problems import grant_of_notifications, pgmq_missing, quoted
 
 EXPLAINED = (
     psycopg.errors.InvalidSchemaName,
@@ -42,9 +42,11 @@ def explained(
             if queue is None:
                 return SchemaError(f"{message}: PGMQ's list of queues names one that is gone")
             return QueueNotFoundError(queue, "archive" if "pgmq.a_" in message else "")
+    role = role_of(_EXECUTOR, session)
+    is_of_trigger = "notify_insert_throttle" in message
+    grants = grant_of_notifications(role) if is_of_trigger else _grants(operation, queue, role)
     return MissingRightError(
-        f"role {(role := role_of(_EXECUTOR, session))!r} lacks a right ({message}) that "
-        f"pgmq.{operation.function} needs: {_grants(operation, queue, role)}"
+        f"role {role!r} lacks a right ({message}) that pgmq.{operation.function} needs: {grants}"
     )
 
 

@@ -13,8 +13,8 @@ LANGUAGE sql IMMUTABLE
 RETURN p_sqlstate !~ '^(08|0A|25|26|3F|40|42|53|55P03|57|58)';
 
 -- Why p_role cannot move messages of a queue: PGMQ is not there ('no_pgmq') or has no headers yet
--- ('old_pgmq'), there is no such queue ('no_queue'), or the role lacks a right ('no_right'). NULL:
--- it can.
+-- ('old_pgmq'), there is no such queue ('no_queue'), or the role lacks a right ('no_right') or,
+-- where a trigger notifies of messages, one that this needs ('no_notify_right'). NULL: it can.
 CREATE FUNCTION {schema}.queue_problem(p_queue text, p_direction text, p_role text) RETURNS text
 LANGUAGE plpgsql STABLE
 AS $$
@@ -41,6 +41,12 @@ BEGIN
             SELECT FROM unnest(CASE p_direction WHEN 'in' THEN '{SELECT,UPDATE,DELETE}'::text[]
                                ELSE '{SELECT,INSERT}' END) r (privilege)
             WHERE NOT has_table_privilege(p_role::name, queue, r.privilege)) THEN 'no_right'
+        WHEN p_direction = 'out' AND EXISTS (
+            SELECT FROM pg_trigger t, pg_class c, unnest('{SELECT,UPDATE}'::text[]) r (privilege)
+            WHERE t.tgrelid = queue AND t.tgname = 'trigger_notify_queue_insert_listeners'::name
+                AND c.relnamespace = home AND c.relname = 'notify_insert_throttle'::name
+                AND NOT has_table_privilege(p_role::name, c.oid, r.privilege)
+            ) THEN 'no_notify_right'
     END;
 END
 $$;

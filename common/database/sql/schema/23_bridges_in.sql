@@ -138,6 +138,7 @@ AS $$
 DECLARE
     half integer := cardinality(p_msg_ids) / 2;
     why text;
+    in_constraint text;
     first record;
     second record;
 BEGIN
@@ -164,7 +165,9 @@ BEGIN
         IF NOT {schema}.is_error_of_message(SQLSTATE) THEN
             RAISE;
         END IF;
-        why := SQLERRM;
+        GET STACKED DIAGNOSTICS in_constraint = CONSTRAINT_NAME;
+        why := CASE WHEN in_constraint = 'payload_check'
+            THEN 'as JSON it has more than the 16 MiB that a command holds' ELSE SQLERRM END;
     END;
     IF half = 0 THEN
         moved := 0;
