@@ -13,7 +13,10 @@ from typing import Any
 
 from cmdbus.headers import (
     FORWARDED,
+    MAX_BYTES,
+    MAX_HEADERS,
     check_header_name,
+    check_headers,
     encode_headers,
     encode_with,
     merged,
@@ -22,6 +25,9 @@ from cmdbus.headers import (
 
 #: Named, like those that are passed on, in the schema's function passed_on.
 MESSAGE_ID = "pgmq_msg_id"
+
+#: Bytes of a character as JSON, and of what is around a header.
+_MAX_ESCAPED = 6
 
 _current: ContextVar[Mapping[str, str] | None] = ContextVar("cmdbus_headers", default=None)
 #: The headers to be passed on by what runs here; None for most.
@@ -41,8 +47,11 @@ class PassedOn(dict[str, str]):
 
     def update(self, *others: Any, **more: str) -> None:
         """All of these, or none with a ValueError."""
-        changes = dict(*others, **more)
-        encode_headers({**self, **changes})
+        changes = check_headers(dict(*others, **more))
+        changed = {**self, **changes}
+        characters = sum(map(len, changed)) + sum(map(len, changed.values()))
+        if _MAX_ESCAPED * (characters + len(changed)) > MAX_BYTES or len(changed) > MAX_HEADERS:
+            encode_headers(changed)  # Raises if that is really too much.
         super().update(changes)
 
     def __ior__(self, others: Any) -> "PassedOn":  # type: ignore[override,misc]  # as dict does
