@@ -23,7 +23,7 @@ import psutil
 import psycopg
 import pytest
 from claiming import Claimer
-from databases import Databases, GivenServer, Server
+from databases import Databases, GivenServer, Server, freeze_catalogs
 from django_support import django_dsn as django_dsn
 from django_support import django_template as django_template
 from embedded_servers import copy_cluster
@@ -156,6 +156,7 @@ def databases(server: Server, memory: Path | None) -> Iterator[Databases]:
         databases.drop_those_of_killed_runs()
         if memory is None or isinstance(server, GivenServer):  # which may be on another machine
             yield databases
+            databases.drop_untouched()
             return
         directory = _directory_for_server(memory, run)
         try:
@@ -163,6 +164,7 @@ def databases(server: Server, memory: Path | None) -> Iterator[Databases]:
             create = SQL("CREATE TABLESPACE {} LOCATION {}")
             admin.execute(create.format(Identifier(name), Literal(str(directory))))
             yield replace(databases, tablespace=name, copies_files=True)
+            databases.drop_untouched()
             admin.execute(SQL("DROP TABLESPACE {}").format(Identifier(name)))
         finally:
             shutil.rmtree(directory)
@@ -188,6 +190,7 @@ def template(databases: Databases) -> Iterator[str]:
     with databases.fresh() as name:
         install(databases.dsn_of(name))
         make_effects(databases.dsn_of(name))
+        freeze_catalogs(databases.dsn_of(name))
         # A session's start leaves a file of the catalog's cache, which every copy has then.
         psycopg.connect(databases.dsn_of(name)).close()
         yield name

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import uuid4
 
@@ -25,6 +25,17 @@ class Server(Protocol):
     def version(self) -> str: ...
 
 
+def freeze_catalogs(dsn: str) -> None:
+    """Else each copy finds out again, and logs, which rows of the catalogs are visible."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        tables = connection.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'pg_catalog'::regnamespace"
+            " AND relkind = 'r' AND NOT relisshared"
+        ).fetchall()
+        names = SQL(", ").join(Identifier("pg_catalog", name) for (name,) in tables)
+        connection.execute(SQL("VACUUM (FREEZE) {}").format(names))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenServer:
     """The server of CMDBUS_TEST_DSN, which is neither started nor stopped here."""
@@ -43,10 +54,38 @@ class Databases:
     tablespace: str = "pg_default"
     #: The checkpoint that this takes is cheap on a server without fsync.
     copies_files: bool = False
+    #: By template and encoding: copies in which a test has written nothing, for a next one. To make
+    #: and to drop one costs more CPU than many a test.
+    _untouched: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     @contextmanager
     def fresh(self, template: str = "template0", encoding: str = "") -> Iterator[str]:
         """A copy of `template`; an error if a session is still connected to it at the end."""
+        untouched = self._untouched.setdefault((template, encoding), [])
+        name = untouched.pop() if untouched else self._created(template, encoding)
+        keeps, written = False, self._written()
+        try:
+            yield name
+            self._wait_until_left(name)
+            keeps = self._written() == written
+        finally:
+            if keeps:
+                untouched.append(name)
+            else:
+                self._drop(name)
+
+    def drop_untouched(self) -> None:
+        for names in self._untouched.values():
+            while names:
+                self._drop(names.pop())
+
+    def _written(self) -> object:
+        """Where the server's log of writes ends: also hints about the visibility of rows, such as
+        that of the database itself, which this sets."""
+        self.admin.execute("SELECT FROM pg_database").fetchall()
+        return self.admin.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+
+    def _created(self, template: str, encoding: str) -> str:
         name = f"cmdbus_test_{self.run}_{uuid4().hex[:12]}"
         names = [Identifier(each) for each in (name, template, self.tablespace)]
         create = SQL("CREATE DATABASE {} TEMPLATE {} TABLESPACE {}").format(*names)
@@ -56,11 +95,10 @@ class Databases:
             other = SQL(" ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C'").format(Literal(encoding))
             create += other
         self.admin.execute(create)
-        try:
-            yield name
-            self._wait_until_left(name)
-        finally:
-            self.admin.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
+        return name
+
+    def _drop(self, name: str) -> None:
+        self.admin.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
 
     def dsn_of(self, name: str) -> str:
         return make_conninfo(self.dsn, dbname=name)
