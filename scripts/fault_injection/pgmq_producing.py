@@ -32,7 +32,7 @@ _KINDS = {
     "Refused": 3,
 }
 #: Messages of one transaction, and those that are taken together.
-_TOGETHER, _TAKEN = (1, 1, 2, 5, 12), 20
+_TOGETHER, _TAKEN = (1, 1, 1, 2, 2, 10), 20
 #: Shares of messages that are visible later, of those with headers, and of large ones.
 _LATER, _WITH_HEADERS, _LARGE = 0.1, 0.5, 0.01
 #: Seconds until a message is visible, and bytes of a large one.
@@ -72,12 +72,16 @@ class PgmqProducer:
             try:
                 with psycopg.connect(self._dsn, autocommit=True) as connection:
                     while not self._stopping:
-                        way = self._dice.choices([*_WEIGHTS], [*_WEIGHTS.values()])[0]
-                        self._calls += 1
-                        ways[way](connection, f"{self._name}-{self._calls}")
+                        ways[self._draw_way()](connection, f"{self._name}-{self._calls}")
                         time.sleep(self._dice.expovariate(1 / self._pause))
             except psycopg.Error:
                 time.sleep(_AGAIN_S)
+
+    def _draw_way(self) -> str:
+        """Of the next call. The first one writes, also in a short run."""
+        self._calls += 1
+        drawn = self._dice.choices([*_WEIGHTS], [*_WEIGHTS.values()])[0]
+        return drawn if self._calls > 1 else "send"
 
     def _send(self, connection: psycopg.Connection, call: str) -> None:
         """Messages one by one, in one transaction."""
