@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-import pytest
 from batches import FAILED, TROUBLE
 from claiming import Claimer, ended
 from handlers import ONCE, handling, running
@@ -16,7 +15,6 @@ from trips import CAR, FLIGHT, RULE, ShortBooking, Trip, await_end, traveling
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.headers import FORWARDED, MAX_BYTES, MAX_VALUE, encode_headers
-from cmdbus.worker.claims.claim import Finished
 
 OWN = '{"own":"x"}'
 
@@ -30,33 +28,24 @@ def reply_headers(bus: CommandBus) -> list[dict[str, str]]:
     return [reply.headers for reply in bus.query("orders", type="Reply")]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "given", "headers"),
-    [
-        (None, None, PASSED_ON),
-        (FAILED, None, PASSED_ON),
-        (None, OWN, {"own": "x"}),
-        (FAILED, OWN, {"own": "x"}),
-        (None, "{}", {}),
-    ],
-)
 def test_a_settlement_says_which_headers_a_reply_gets_or_passes_some_on(
-    bus: CommandBus, claimer: Claimer, outcome: Any, given: str | None, headers: dict[str, str]
+    bus: CommandBus, claimer: Claimer
 ) -> None:
-    asked(bus)
-    finished = ended(claimer.claim_one(), outcome)
-    assert claimer.settle(finished._replace(reply_headers=given)) == []
-    assert reply_headers(bus) == [headers]
-
-
-def test_one_settlement_has_replies_of_each_kind(bus: CommandBus, claimer: Claimer) -> None:
-    for headers in (None, HEADERS, HEADERS, {"own": "x"}):
-        asked(bus, headers)
-    done: list[Finished] = [ended(claim) for claim in claimer.claim(4)]
-    claimer.settle(*done[:2], done[2]._replace(reply_headers=OWN), done[3])
-    assert sorted(reply_headers(bus), key=len) == [{}, {}, {"own": "x"}, PASSED_ON]
+    asked(bus, None)
+    for _ in range(5):
+        asked(bus)
+    asked(bus, {"own": "x"})
+    ways = [(None, None), (None, None), (FAILED, None), (None, OWN), (FAILED, OWN), (None, "{}")]
+    done = [
+        ended(claim, outcome)._replace(reply_headers=given)
+        for claim, (outcome, given) in zip(claimer.claim(7), [*ways, (None, None)], strict=True)
+    ]
+    assert claimer.settle(*done) == []
+    expected = [{}, PASSED_ON, PASSED_ON, {"own": "x"}, {"own": "x"}, {}, {}]
+    by_command = {reply.data["command_id"]: reply.headers for reply in bus.query("orders")}
+    assert [by_command[str(each.claim.command_id)] for each in done] == expected
     stored = "SELECT count(*) FROM cmdbus.ready WHERE headers IS NULL"
-    assert scalar(claimer.connection, stored) == 2
+    assert scalar(claimer.connection, stored) == 3
 
 
 def test_what_operators_and_time_end_passes_them_on(
