@@ -93,7 +93,7 @@ def encode_with(own: Mapping[str, str] | None, forwarded: Mapping[str, str] | No
     except (ValueError, TypeError):
         text = encode_headers(own)
     kept = dict(own or {})
-    for name, value in forwarded.items():
+    for name, value in {**forwarded}.items():  # Another thread may change them.
         if name not in kept:
             try:
                 text = encode_headers({**kept, name: value})

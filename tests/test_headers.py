@@ -2,8 +2,10 @@
 wrote."""
 
 import copy
+import itertools
 import pickle
 import re
+import threading
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +20,7 @@ from cmdbus.headers import (
     check_header_name,
     decode_headers,
     encode_headers,
+    encode_with,
     merged,
     selected,
 )
@@ -131,3 +134,25 @@ def test_a_later_layer_wins() -> None:
     assert merged({"a": "1", "b": "1"}, None, {"b": "2"}) == {"a": "1", "b": "2"}
     assert selected({"tenant": "blue", "secret": "x"}, FORWARDED) == {"tenant": "blue"}
     assert check_header_name("tenant") == "tenant"
+
+
+def test_headers_may_change_while_they_are_passed_on(frequent_switches: None) -> None:
+    """By another thread of the handler; there are more than fit."""
+    passed = {name: "x" * 4_000 for name in ("first", "second", "third")}
+    is_over = threading.Event()
+
+    def change() -> None:
+        for number in itertools.cycle(range(7)):
+            if is_over.is_set():
+                return
+            passed[f"t{number}"] = "y"
+            passed.pop(f"t{(number + 3) % 7}", None)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(100):
+            assert {"first", "second"} <= {*decode_headers(encode_with(None, passed))}
+    finally:
+        is_over.set()
+        thread.join()
