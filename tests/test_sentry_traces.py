@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
+import pytest
 import sentry_sdk
 from handlers import SOON, do_nothing, handling
 from sentries import sentry
@@ -94,6 +95,32 @@ def test_streamed_spans_are_of_the_same_trace(dsn: str, bus: CommandBus) -> None
         ("payments/Debit", "queue.publish", "/pay", "ok"),
         ("payments/Noop", "queue.process", "payments/Noop", "ok"),
         ("payments/Noop", "queue.publish", "payments/Debit", "ok"),
+    ]
+
+
+def test_other_calls_that_send_are_spans_as_well(bus: CommandBus) -> None:
+    one, other = SendRequest("payments", "Debit"), SendRequest("payments", "Credit")
+    with sentry(traces_sample_rate=1.0) as taken, sentry_sdk.start_transaction(name="/pay"):
+        [sent] = bus.send_many([one])
+        bus.send_many([one, other, SendRequest("orders", "Pay")])
+        bus.create_batch("payments", [other])
+        with pytest.raises(ValueError, match="not 'no type'"):
+            bus.send("payments", "no type")
+    found = [
+        (
+            span["description"],
+            span["status"],
+            span["data"].get("messaging.destination.name"),
+            span["data"].get("messaging.batch.message_count"),
+            span["data"].get("messaging.message.id"),
+        )
+        for span in taken.transactions[0]["spans"]
+    ]
+    assert found == [
+        ("payments/Debit", "ok", "payments", 1, str(sent)),
+        ("send_many", "ok", None, 3, None),
+        ("payments/Credit", "ok", "payments", 1, None),
+        ("payments/no type", "internal_error", "payments", None, None),
     ]
 
 

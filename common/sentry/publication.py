@@ -7,6 +7,9 @@ from uuid import UUID
 from cmdbus.instruments import Request, Sending
 from cmdbus.sentry import tracing
 
+#: Calls whose ids are those of commands, and not of a batch or a process.
+_OF_COMMANDS = {"send", "send_many", "call", "batch.add"}
+
 
 class Publication(Sending):
     """A span, inside of the current one, and headers with the trace."""
@@ -32,7 +35,7 @@ class Publication(Sending):
         if self._span is None:
             return
         self._span.set("messaging.batch.message_count", self.count)
-        if self.count == 1:
+        if self.count == 1 and self._operation in _OF_COMMANDS:
             self._span.set("messaging.message.id", str(ids[0]))
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
