@@ -221,3 +221,20 @@ def test_nodes_count_as_handling_the_commands_that_a_bridge_moves(
     bus.bridges.remove("answers-out")
     bus.bridges.add("answers", "back", direction="out")
     assert bus.domains("back")[0].unhandled == []
+
+
+def test_an_operator_sees_why_a_command_waits_for_a_bridge(
+    pgmq_dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    create_queues(connection, "answers")
+    bus.bridges.add("answers", "back", direction="out")
+    sent = bus.send("back", "Reply", 2)
+    insert(connection, "cmdbus.node", id=1, lease="1 hour", renewed_at="now", types=[])
+    assert bus.explain("back", sent) == (
+        "It waits: it is the next one that bridge answers-out moves."
+    )
+    connection.execute("SELECT pgmq.drop_queue('answers')")
+    bridge_round().run(connection)
+    assert "It waits: bridge answers-out cannot move it into the queue 'answers': the queue " in (
+        bus.explain("back", sent)
+    )

@@ -77,6 +77,14 @@ class OpenBreaker(NamedTuple):
     retry_at: datetime | None
 
 
+class BridgeOut(NamedTuple):
+    """One that takes the command's type out of its domain; see find_bridge_of."""
+
+    name: str
+    queue: str
+    error: str | None
+
+
 class Explaining:
     """The method of CommandBus that explains."""
 
@@ -96,16 +104,19 @@ class Explaining:
         if not rows:
             raise CommandNotFoundError(domain, check_id("command_id", command_id))
         facts = Facts._make(rows[0])
-        breakers = []
+        breakers, bridges = [], []
         if facts.status == "PENDING":
             name = f"{domain} {facts.type}"
             found = self._connections.rows(connection, "find_breaker_of", "monitor", type=name)
             breakers = [OpenBreaker._make(row) for row in found]
+            type_ = {"domain": domain, "type": facts.type}
+            found = self._connections.rows(connection, "find_bridge_of", "monitor", **type_)
+            bridges = [BridgeOut._make(row) for row in found]
         limits = []
         if facts.source == "limited":
             found = self._connections.rows(connection, "explain_limits", "monitor", **values)
             limits = [ReachedLimit._make(row) for row in found]
-        return sentence(domain, facts, limits, breakers)
+        return sentence(domain, facts, limits, breakers, bridges)
 
 
 def sentence(
@@ -113,6 +124,7 @@ def sentence(
     facts: Facts,
     limits: Sequence[ReachedLimit] = (),
     breakers: Sequence[OpenBreaker] = (),
+    bridges: Sequence[BridgeOut] = (),
 ) -> str:
     code = f" ({facts.error_code})" if facts.error_code else ""
     if facts.source == "finished":
@@ -129,23 +141,28 @@ def sentence(
     if expires_at is not None and expires_at <= facts.present:
         then = "a node is about to cancel it" if facts.nodes else "no living node can cancel it"
         return f"It expired at {_time(expires_at)}, and {then}."
-    reasons = ", and ".join(_reasons(domain, facts, limits, breakers))
+    reasons = ", and ".join(_reasons(domain, facts, limits, breakers, bridges))
     end = f"; it expires at {_time(expires_at)}" if expires_at else ""
     return f"It waits: {reasons}{end}."
 
 
 def _reasons(
-    domain: str, facts: Facts, limits: Sequence[ReachedLimit], breakers: Sequence[OpenBreaker]
+    domain: str,
+    facts: Facts,
+    limits: Sequence[ReachedLimit],
+    breakers: Sequence[OpenBreaker],
+    bridges: Sequence[BridgeOut],
 ) -> Iterator[str]:
     """At least one."""
     if facts.source == "scheduled":
         yield _due(facts)
     cannot = list(_hindrances(domain, facts))
     cannot += map(_kept, breakers)
+    cannot += [_unmoved(bridge, bridge.error) for bridge in bridges if bridge.error]
     cannot += [_reached(limit) for limit in limits if limit.kind != "ahead" or limit.number]
     yield from cannot
     if facts.source != "scheduled" and not cannot:
-        yield _turn(facts)
+        yield _turn(facts, f"bridge {bridges[0].name} moves" if bridges else "a free thread claims")
 
 
 def _due(facts: Facts) -> str:
@@ -207,9 +224,13 @@ def _kept(breaker: OpenBreaker) -> str:
     return f"the breaker {breaker.name} is open, and {probes}"
 
 
-def _turn(facts: Facts) -> str:
+def _unmoved(bridge: BridgeOut, error: str) -> str:
+    return f"bridge {bridge.name} cannot move it into the queue {bridge.queue!r}: {error}"
+
+
+def _turn(facts: Facts, claims: str) -> str:
     if not facts.ahead:
-        return "it is the next one that a free thread claims"
+        return f"it is the next one that {claims}"
     count = f"{facts.ahead} or more commands" if facts.many else count_of(facts.ahead)
     return f"{count} of its domain {'is' if facts.ahead == 1 else 'are'} claimed before it"
 

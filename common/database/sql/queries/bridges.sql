@@ -13,6 +13,13 @@ FROM {schema}.bridge b, LATERAL (VALUES
     ('moved', b.moved), ('refused', b.refused), ('failing', (b.error IS NOT NULL)::integer::bigint)
 ) c (what, number);
 
+-- name: find_bridge_of
+-- The bridges that take commands of this type out of their domain.
+SELECT b.name, b.queue, b.error FROM {schema}.bridge b
+WHERE b.direction = 'out' AND b.domain = %(domain)s
+    AND coalesce(b.type::text = %(type)s, true)
+ORDER BY b.name;
+
 -- name: list_bridges
 -- What a steward needs of each.
 SELECT b.name, b.queue, b.direction, b.domain, b.reply_to, b.batch_size
