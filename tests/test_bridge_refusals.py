@@ -100,10 +100,17 @@ def test_a_message_that_can_be_stored_nowhere_stays_in_its_queue_and_stops_no_ot
     assert ready(dsn) == [1]
     waits = "SELECT vt - clock_timestamp() > '59 minutes' FROM pgmq.q_orders"
     assert scalar(connection, waits)
+    send_messages(connection, "orders", 2)
+    move_all(bridge_round(), connection)
+    assert bus.bridges.list()[0].error == (
+        "message 1 of queue orders cannot become a command: not this one, nor be stored in "
+        "troubleshooting (not this one): it is invisible for an hour"
+    )
     connection.execute("DROP TRIGGER refuse ON cmdbus.ready")
     connection.execute("UPDATE pgmq.q_orders SET vt = clock_timestamp()")
+    connection.execute("UPDATE cmdbus.bridge SET failed_at = failed_at - interval '1 hour'")
     move_all(bridge_round(), connection)
-    assert ready(dsn) == [1, "bad"]
+    assert (ready(dsn), bus.bridges.list()[0].error) == ([1, 2, "bad"], None)
 
 
 def test_a_command_that_cannot_be_a_message_is_refused_and_stops_no_other(

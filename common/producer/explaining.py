@@ -109,8 +109,9 @@ class Explaining:
             name = f"{domain} {facts.type}"
             found = self._connections.rows(connection, "find_breaker_of", "monitor", type=name)
             breakers = [OpenBreaker._make(row) for row in found]
-            type_ = {"domain": domain, "type": facts.type}
-            found = self._connections.rows(connection, "find_bridge_of", "monitor", **type_)
+            found = self._connections.rows(
+                connection, "find_bridge_of", "monitor", domain=domain, type=facts.type
+            )
             bridges = [BridgeOut._make(row) for row in found]
         limits = []
         if facts.source == "limited":

@@ -129,10 +129,11 @@ class BridgeRound:
                 raise
             self._failed(connection, bridge, error)
             return
+        bridge.warned = ""
         if not moved:
             bridge.due = time.monotonic() + bridge.pauses.pause()
             return
-        bridge.due, bridge.is_slow, bridge.warned = time.monotonic(), False, ""
+        bridge.due, bridge.is_slow = time.monotonic(), False
         if bridge.due - began > _SLOW:
             bridge.count = max(1, bridge.count // 2)
         elif bridge.due - began < _QUICK:
@@ -150,10 +151,12 @@ class BridgeRound:
                 within.enter_context(connection.transaction())
                 limit = f"{self._allow_one_row():g}s"
                 self._statements.value(connection, "limit_statements", limit=limit)
-            moved, refused, batch_ids = self._call(connection, bridge)
+            moved, refused, held, batch_ids = self._call(connection, bridge)
         failpoint(AFTER_MOVE)
         if batch_ids:
             self._end_batches(connection, batch_ids)
+        if held:
+            logger.error("bridge %s: %s", bridge.name, held)
         if refused:
             what = count_of(refused, "message" if bridge.direction == "in" else "command")
             logger.warning(
@@ -161,12 +164,13 @@ class BridgeRound:
                 bridge.name,
                 what,
             )
-        return moved + refused > 0
+        return moved + refused > 0 or bool(held)
 
     def _call(
         self, connection: Connection, bridge: _Bridge
-    ) -> tuple[int, int, Sequence[UUID] | None]:
-        """How many were moved and refused, and their batches; none if another node moves."""
+    ) -> tuple[int, int, str | None, Sequence[UUID] | None]:
+        """How many were moved and refused, none if another node moves; see move_in and move_out
+        for the others."""
         values: dict[str, Any] = {"name": bridge.name, "count": bridge.count, "bytes": _MAX_BYTES}
         if bridge.direction == "in":
             row = self._statements.row(connection, "move_in", **values)
@@ -175,7 +179,8 @@ class BridgeRound:
         own = {"lease": self._statements.lease, "node": self._statements.node}
         row = self._statements.row(connection, "move_out", **values, claimer=bridge.claimer, **own)
         assert row is not None
-        return row
+        moved, refused, batch_ids = row
+        return moved, refused, None, batch_ids
 
     def _end_batches(self, connection: Connection, batch_ids: Sequence[UUID]) -> None:
         """As a worker does once its settlements are committed."""

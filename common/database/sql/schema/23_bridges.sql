@@ -80,8 +80,8 @@ BEGIN
             moved = b.moved + p_moved, refused = b.refused + p_refused,
             moved_at = CASE WHEN p_moved > 0 THEN clock_timestamp() ELSE b.moved_at END,
             error = p_problem,
-            failed_at = CASE WHEN p_problem IS NULL THEN NULL
-                             ELSE coalesce(b.failed_at, clock_timestamp()) END
+            failed_at = CASE WHEN p_problem IS NULL THEN NULL WHEN p_problem = b.error
+                             THEN b.failed_at ELSE clock_timestamp() END
         WHERE b.name = p_bridge.name;
     END IF;
 END

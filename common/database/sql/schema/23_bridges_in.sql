@@ -10,11 +10,12 @@ RETURN CASE WHEN p_headers ->> 'correlation_id'
 -- Whether a command can have all headers of a message, as nearly always.
 CREATE FUNCTION {schema}.has_plain_headers(p_headers jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE
-RETURN jsonb_typeof(p_headers) = 'object' AND octet_length(p_headers::text) <= 4000
-    AND NOT jsonb_path_exists(p_headers, '$.keyvalue() ? (@.value.type() <> "string"'
-        ' || !(@.key like_regex "^[A-Za-z][A-Za-z0-9_.-]*$")'
-        ' || @.key == "correlation_id" || @.key == "pgmq_msg_id")')
-    AND jsonb_array_length(jsonb_path_query_array(p_headers, '$.keyvalue()')) < 32;
+RETURN CASE
+    WHEN jsonb_typeof(p_headers) <> 'object' OR octet_length(p_headers::text) > 4000 THEN false
+    ELSE NOT jsonb_path_exists(p_headers, '$.keyvalue() ? (@.value.type() <> "string"'
+            ' || !(@.key like_regex "^[A-Za-z][A-Za-z0-9_.-]*$")'
+            ' || @.key == "correlation_id" || @.key == "pgmq_msg_id")')
+        AND jsonb_array_length(jsonb_path_query_array(p_headers, '$.keyvalue()')) < 32 END;
 
 -- Of any headers, those that a command can have, after the id of the message: not what is no text,
 -- or has a name that no header can have.
@@ -127,11 +128,11 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
--- Sends messages that are locked as commands of a bridge's domain. problem: why one of them can
+-- Sends messages that are locked as commands of a bridge's domain. held: why one of them can
 -- neither become a command nor be stored in troubleshooting.
 CREATE FUNCTION {schema}.take_messages(
     p_bridge {schema}.bridge, p_msg_ids bigint[],
-    OUT moved integer, OUT refused integer, OUT problem text
+    OUT moved integer, OUT refused integer, OUT held text
 )
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -171,23 +172,24 @@ BEGIN
     END;
     IF half = 0 THEN
         moved := 0;
-        problem := {schema}.refuse_message(p_bridge, p_msg_ids[1], why);
-        refused := (problem IS NULL)::integer;
+        held := {schema}.refuse_message(p_bridge, p_msg_ids[1], why);
+        refused := (held IS NULL)::integer;
         RETURN;
     END IF;
     SELECT t.* INTO first FROM {schema}.take_messages(p_bridge, p_msg_ids[:half]) t;
     SELECT t.* INTO second FROM {schema}.take_messages(p_bridge, p_msg_ids[half + 1:]) t;
     moved := first.moved + second.moved;
     refused := first.refused + second.refused;
-    problem := coalesce(first.problem, second.problem);
+    held := coalesce(first.held, second.held);
 END
 $$;
 
 -- Moves up to p_count messages of a bridge's queue into commands, of about p_bytes or just one,
--- as far as the domain takes any. None if another session has locked the bridge.
+-- as far as the domain takes any. None if another session has locked the bridge. held: as of
+-- take_messages; it remains the error of the bridge as long as its message is invisible.
 CREATE FUNCTION {schema}.move_in(
     p_name text, p_count integer, p_bytes bigint,
-    OUT moved integer, OUT refused integer
+    OUT moved integer, OUT refused integer, OUT held text
 )
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -226,8 +228,11 @@ BEGIN
             bridge.queue, least(p_count, bridge.batch_size, admission.room)::integer, p_bytes);
     END IF;
     IF cardinality(msg_ids) > 0 THEN
-        SELECT t.* INTO moved, refused, problem FROM {schema}.take_messages(bridge, msg_ids) t;
+        SELECT t.* INTO moved, refused, held FROM {schema}.take_messages(bridge, msg_ids) t;
     END IF;
-    PERFORM {schema}.count_moved(bridge, moved, refused, problem);
+    PERFORM {schema}.count_moved(bridge, moved, refused, coalesce(problem, held,
+        CASE WHEN bridge.error LIKE '%: it is invisible for an hour'
+                AND bridge.failed_at > clock_timestamp() - interval '1 hour'
+            THEN bridge.error END));
 END
 $$;
