@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 from eventually import eventually
-from handlers import ONCE, handling, run, running
+from handlers import ONCE, handling, running
 from test_instruments import installed
 from trips import Booking, Trip, soon, taken
 
@@ -89,8 +89,15 @@ def test_each_way_of_sending_passes_them_on(dsn: str, bus: CommandBus) -> None:
 
 
 def test_a_handler_changes_what_is_passed_on(dsn: str, bus: CommandBus) -> None:
+    """In threads too, if they run in a copy of its context."""
+
     def handle(command: Command, context: Context) -> None:
         bus.send("sent", "before")
+        plain = threading.Thread(target=bus.send, args=("sent", "plain"))
+        copied = threading.Thread(target=copy_context().run, args=(bus.send, "sent", "copied"))
+        for thread in (plain, copied):
+            thread.start()
+            thread.join()
         context.headers["tenant"] = "red"
         del context.headers["traceparent"]
         context.headers |= {"more": "1"}
@@ -98,57 +105,46 @@ def test_a_handler_changes_what_is_passed_on(dsn: str, bus: CommandBus) -> None:
         context.headers.clear()
         bus.send("sent", "cleared")
 
-    handled(dsn, bus, handle)
+    def begin(command: Command, context: Context) -> None:
+        assert forwarded() is None
+        bus.send("begun", "before")
+        context.headers["tenant"] = "red"
+        bus.send("begun", "after")
+
+    registry = handling(handle, retry=ONCE)
+    registry.register("payments", "Begin", begin)
+    with running(dsn, registry, concurrency=1):
+        bus.call("payments", "Debit", headers=HEADERS)
+        for _ in range(2):
+            bus.call("payments", "Begin")
     assert headers_by_type(bus) == {
         "before": PASSED_ON,
+        "plain": {},
+        "copied": PASSED_ON,
         "after": {"tenant": "red", "more": "1"},
         "cleared": {},
     }
-
-
-def test_a_handler_of_a_command_without_headers_begins_a_chain(dsn: str, bus: CommandBus) -> None:
-    def handle(command: Command, context: Context) -> None:
-        assert forwarded() is None
-        bus.send("sent", "before")
-        context.headers["tenant"] = "red"
-        bus.send("sent", "after")
-
-    run(dsn, bus, handle, times=2)
-    sent = [(each.type, each.headers) for each in reversed(bus.query("sent"))]
-    assert sent == [("before", {}), ("after", {"tenant": "red"})] * 2
+    begun = [(each.type, each.headers) for each in reversed(bus.query("begun"))]
+    assert begun == [("before", {}), ("after", {"tenant": "red"})] * 2
     assert forwarded() is None
 
 
-def test_a_thread_sends_with_them_in_a_copy_of_the_context(dsn: str, bus: CommandBus) -> None:
-    def handle(command: Command, context: Context) -> None:
-        plain = threading.Thread(target=bus.send, args=("sent", "plain"))
-        copied = threading.Thread(target=copy_context().run, args=(bus.send, "sent", "copied"))
-        for thread in (plain, copied):
-            thread.start()
-            thread.join()
+def test_a_registry_says_which_are_passed_on(dsn: str, bus: CommandBus) -> None:
+    some = {"own": "stays", "traceparent": TRACE}
+    cases: list[tuple[Sequence[str], dict[str, str]]] = [((), {}), ([*some, "absent"], some)]
+    for number, (names, passed) in enumerate(cases):
+        registry = HandlerRegistry(forward_headers=names)
+        sent, replies = f"sent{number}", f"replies{number}"
 
-    handled(dsn, bus, handle)
-    assert headers_by_type(bus) == {"plain": {}, "copied": PASSED_ON}
+        def debit(command: Command, context: Context) -> None:
+            bus.send(command.data, "Next")
 
-
-@pytest.mark.parametrize(
-    ("names", "passed"),
-    [((), {}), (["own", "traceparent", "absent"], {"own": "stays", "traceparent": TRACE})],
-)
-def test_a_registry_says_which_are_passed_on(
-    dsn: str, bus: CommandBus, names: Sequence[str], passed: dict[str, str]
-) -> None:
-    registry = HandlerRegistry(forward_headers=names)
-
-    @registry.handler("payments", "Debit")
-    def debit(command: Command, context: Context) -> None:
-        bus.send("sent", "Next")
-
-    with running(dsn, registry):
-        sent = bus.send("payments", "Debit", headers=HEADERS, reply_to="replies")
-        bus.wait("payments", sent, 10)
-    assert headers_by_type(bus) == {"Next": passed}
-    assert headers_by_type(bus, "replies") == {"Reply": passed}
+        registry.register("payments", "Debit", debit)
+        with running(dsn, registry, concurrency=1):
+            id_ = bus.send("payments", "Debit", sent, headers=HEADERS, reply_to=replies)
+            bus.wait("payments", id_, 10)
+        assert headers_by_type(bus, sent) == {"Next": passed}
+        assert headers_by_type(bus, replies) == {"Reply": passed}
 
 
 def test_a_reply_gets_what_the_handler_leaves(dsn: str, bus: CommandBus) -> None:
@@ -263,14 +259,15 @@ def test_headers_of_an_instrument_win_over_those_that_are_passed_on(
     assert called.headers == stamped
 
 
-@pytest.mark.parametrize("headers", [{"a b": "c"}, {"a": 1}, 7, {"a": "x" * 5000}])
 def test_wrong_headers_of_an_instrument_are_left_out(
-    bus: CommandBus, headers: Any, caplog: pytest.LogCaptureFixture
+    bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with installed(Stamping(headers)):
-        bus.send("sent", "Debit", headers={"own": "stays"})
-    assert headers_by_type(bus) == {"Debit": {"own": "stays"}}
-    assert "Stamping failed in sending" in caplog.text
+    wrong: list[Any] = [{"a b": "c"}, {"a": 1}, 7, {"a": "x" * 5000}]
+    for headers in wrong:
+        with installed(Stamping(headers)):
+            bus.send("sent", "Debit", headers={"own": "stays"})
+    assert [each.headers for each in bus.query("sent")] == [{"own": "stays"}] * 4
+    assert caplog.text.count("the instrument Stamping failed in sending") == 4
 
 
 def test_those_that_do_not_fit_give_way_to_the_senders_own(bus: CommandBus) -> None:
