@@ -2,11 +2,16 @@
 
 import os
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 
 import psycopg
+import pytest
 from handlers import LADDER, ONCE, handling, running
 from opentelemetry import baggage
 from opentelemetry.context import attach, detach
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import TraceFlags, get_current_span
 from queries import CLAIM
@@ -106,16 +111,42 @@ def test_commands_that_are_given_back_or_deferred_have_not_failed(
     assert all(span.status.is_unset and not span.events for span in ended)
 
 
-def test_a_child_that_a_handler_forks_ends_no_span(dsn: str, bus: CommandBus) -> None:
+def test_a_child_that_a_handler_forks_ends_no_span(
+    dsn: str, bus: CommandBus, tmp_path: Path
+) -> None:
+    class ToFile(SpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            with (tmp_path / "spans").open("a") as file:
+                file.write("".join(f"{span.name}\n" for span in spans))
+            return SpanExportResult.SUCCESS
+
     def handle(command: Command, context: Context) -> None:
         pid = os.fork()
         if pid:
             os.waitpid(pid, 0)
 
-    with instrumented(Traces()) as traces, running(dsn, handling(handle)):
+    traces = Traces()
+    traces.tracers.add_span_processor(SimpleSpanProcessor(ToFile()))
+    with instrumented(traces), running(dsn, handling(handle)):
         bus.send("payments", "Debit")
         traces.one("settle payments")
-    assert attributes(traces.one("process payments"))["cmdbus.outcome"] == "COMPLETED"
+    exported = (tmp_path / "spans").read_text().splitlines()
+    assert sorted(exported) == [
+        f"{name} payments" for name in ("process", "queue", "send", "settle")
+    ]
+
+
+@pytest.mark.parametrize(
+    "traceparent", ["00-nonsense", "", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"]
+)
+def test_a_context_that_cannot_be_read_is_none(dsn: str, bus: CommandBus, traceparent: str) -> None:
+    headers = {"traceparent": traceparent, "tracestate": "=", "baggage": "%%%=,;"}
+    command_id = bus.send("payments", "Debit", headers=headers)
+    with instrumented(Traces()) as traces, running(dsn, handling()):
+        assert bus.wait("payments", command_id, 10).status == "COMPLETED"
+        traces.one("settle payments")
+    process = traces.one("process payments")
+    assert process.parent is None and not process.links
 
 
 def test_a_settlement_that_finds_the_lease_lost_is_an_error(

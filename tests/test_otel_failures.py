@@ -2,14 +2,16 @@
 
 import pytest
 from opentelemetry import baggage, trace
-from opentelemetry.context import Context
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+from traces import Traces
 
 from cmdbus import PermanentCommandError
-from cmdbus.otel.conventions import OTHER, ErrorTypes
+from cmdbus.otel.conventions import MAX_ERROR_TYPES, OTHER, ErrorTypes
 from cmdbus.otel.failures import error_type, show_failure, stack_of
-from cmdbus.otel.propagation import headers_of, replace_headers
+from cmdbus.otel.metrics import Metrics
+from cmdbus.otel.propagation import context_of, creation_of, headers_of, replace_headers
 
 SENT = SpanContext(0xABC, 0xDEF, is_remote=False, trace_flags=TraceFlags(1))
 
@@ -98,6 +100,24 @@ def test_an_error_that_cannot_be_printed_has_no_message() -> None:
 def test_metrics_have_a_bounded_number_of_error_types() -> None:
     types = ErrorTypes(2)
     assert [types.bounded(each) for each in "abcab"] == ["a", "b", OTHER, "a", "b"]
+
+
+def test_further_errors_are_measured_as_others() -> None:
+    traces = Traces()
+    metrics = Metrics("", traces.meters)
+    for number in range(MAX_ERROR_TYPES + 5):
+        metrics.executed("payments", "Debit", "RETRY", f"CODE_{number}", 0.1, None)
+    points = traces.points("messaging.process.duration")
+    assert len(points) == MAX_ERROR_TYPES + 1
+    assert {labels["error.type"]: point.count for labels, point in points}[OTHER] == 5
+
+
+def test_a_command_has_nothing_of_the_context_of_the_thread_that_reads_it() -> None:
+    token = attach(trace.set_span_in_context(NonRecordingSpan(SENT)))
+    try:
+        assert creation_of(context_of({})) is None
+    finally:
+        detach(token)
 
 
 def test_headers_carry_the_context_and_no_more_than_a_command_takes() -> None:

@@ -1,7 +1,6 @@
 """The span of one execution: current while the handler runs, so that what that sends, and the spans
 of other libraries, are inside."""
 
-import os
 from contextvars import Token
 from typing import Any, Self
 
@@ -57,7 +56,6 @@ class ProcessSpan:
 
     def __enter__(self) -> Self:
         command = self._command
-        self._pid = os.getpid()
         self._began = time.monotonic()
         sender = context_of(command.headers)
         self._creation = creation_of(sender)
@@ -98,8 +96,6 @@ class ProcessSpan:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         contexts.detach(self._token)
-        if os.getpid() != self._pid:
-            return  # A fork of the handler's: the span is its parent's.
         now = time.monotonic()
         if self._executions.end(self._key, self, self.ended_at(now)):
             self._end(error, now)
