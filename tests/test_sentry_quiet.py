@@ -3,6 +3,7 @@
 import sys
 import threading
 from contextlib import suppress
+from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any
 from uuid import uuid4
@@ -24,7 +25,9 @@ from cmdbus import (
     HandlerRegistry,
     Timeouts,
     TransientCommandError,
+    instruments,
 )
+from cmdbus.instruments import EndedExecution
 from cmdbus.sentry import CmdbusIntegration
 from cmdbus.sentry.attempts import Attempt, Attempts
 from cmdbus.testing import CommandTester
@@ -166,6 +169,34 @@ def test_a_client_without_the_integration_gets_nothing(dsn: str, bus: CommandBus
         sentry_sdk.get_global_scope().set_client(other)
         CommandTester(dsn).run_commands(handling(fail), raises=False)
     assert taken.events == []
+
+
+def test_a_failure_that_another_thread_has_settled_is_no_event_of_its_own() -> None:
+    """As when it timed out before its own outcome found no row."""
+    late = EndedExecution(
+        domain="payments",
+        type="Debit",
+        command_id=uuid4(),
+        attempt=1,
+        outcome="RETRY",
+        code="TIMEOUT",
+        message="gave up after 35 s",
+        ended_at=0.0,
+        settled_at=0.0,
+        seconds=35.0,
+        waited=0.0,
+        max_attempts=3,
+        correlation_id=uuid4(),
+        priority=5,
+        created_at=datetime.now(UTC),
+        details=None,
+        headers={},
+        delay=10.0,
+    )
+    with sentry() as taken:
+        instruments.settled([late, late._replace(code=None, message=None, delay=None)])
+    [event] = taken.events
+    assert event["tags"]["error_code"] == "TIMEOUT"
 
 
 def test_attempts_that_are_never_settled_are_forgotten() -> None:

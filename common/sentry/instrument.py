@@ -42,7 +42,10 @@ class SentryInstrument(Instrument):
         attempt = Attempt(ended.command_id, ended.attempt)
         has_event, scope = self._attempts.settled(attempt)
         asked = options()
-        if has_event or asked is None or not events.is_reported(events.status_of(ended), asked):
+        # Without a code another thread has settled it, and reports it.
+        if has_event or asked is None or ended.code is None:
+            return
+        if not events.is_reported(events.status_of(ended), asked):
             return
         with use_isolation_scope(scope or sentry_sdk.get_isolation_scope()):
             sentry_sdk.capture_event(events.of_ended(ended))
