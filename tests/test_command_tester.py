@@ -183,7 +183,7 @@ def test_travel_moves_every_time_that_something_waits_for(dsn: str) -> None:
     over = {
         *["finished", "event", "domain_event", "process_event", "breaker_event", "batch_state"],
         *["managed_process", "migration", "incarnation", "node", "waiter", "domain"],
-        *["published_node", "fleet_watch", "rollup", "rollup_source", "depth_sample"],
+        *["published_node", "fleet_watch", "rollup", "rollup_source", "depth_sample", "bridge"],
     }
     declared = {"declared_at", "set_at", "added_at"}
     text = load()["move_times"]
