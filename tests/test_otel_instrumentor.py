@@ -2,14 +2,23 @@
 
 import subprocess
 import sys
+import threading
+import time
 from importlib.metadata import entry_points
 
 import pytest
+from eventually import eventually
 from handlers import SOON, handling, running
+from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import NoOpTracerProvider
 from traces import Traces, instrumented
 
 from cmdbus import Command, CommandBus, Context, SendRequest, instruments
 from cmdbus.otel import CmdbusInstrumentor
+
+SENT = f"00-{0xABC:032x}-{0xDEF:016x}-01"
 
 
 def test_a_second_instrument_counts_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -102,3 +111,37 @@ def test_what_is_sent_and_executed_is_measured(dsn: str, bus: CommandBus) -> Non
     queued = traces.points("cmdbus.queue.duration")
     assert sum(point.count for _, point in queued) == 5
     assert all(labels["messaging.operation.name"] == "queue" for labels, _ in queued)
+
+
+def test_an_export_that_hangs_holds_no_process_up(caplog: pytest.LogCaptureFixture) -> None:
+    class Hanging(TracerProvider):
+        def force_flush(self, timeout_millis: int = 30_000) -> bool:
+            return release.wait(20)
+
+    class Failing(MeterProvider):
+        def force_flush(self, timeout_millis: float = 10_000) -> bool:
+            raise TimeoutError("no collector")
+
+    release, traces = threading.Event(), Traces()
+    traces.tracers, traces.meters = Hanging(), Failing(shutdown_on_exit=False)
+    with instrumented(traces):
+        began = time.monotonic()
+        instruments.flush(0.05)
+        assert time.monotonic() - began < 10
+        release.set()
+        eventually(lambda: "were not sent: TimeoutError('no collector')" in caplog.text)
+
+
+def test_without_an_sdk_there_is_nothing_to_send_and_nothing_is_made(
+    dsn: str, bus: CommandBus
+) -> None:
+    CmdbusInstrumentor().instrument(
+        tracer_provider=NoOpTracerProvider(), meter_provider=NoOpMeterProvider()
+    )
+    try:
+        with running(dsn, handling()):
+            command_id = bus.send("payments", "Debit", headers={"traceparent": SENT})
+            assert bus.wait("payments", command_id, 10).headers == {"traceparent": SENT}
+        instruments.flush(1)
+    finally:
+        CmdbusInstrumentor().uninstrument()

@@ -1,7 +1,9 @@
 """The instrument that makes spans and metrics."""
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from threading import Thread
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +22,8 @@ from cmdbus.otel.process_span import ProcessSpan
 from cmdbus.otel.send_span import SendSpan
 from cmdbus.otel.settlement_spans import SettlementSpans
 from cmdbus.otel.wait_span import WaitSpan
+
+logger = logging.getLogger(__name__)
 
 
 class Tracing(Instrument):
@@ -85,13 +89,26 @@ class Tracing(Instrument):
         return span
 
     def flush(self, seconds: float) -> None:
-        """Providers of the API alone have nothing to send."""
+        """In threads: an export that hangs heeds no timeout of the SDK's. Providers of the API
+        alone have nothing to send."""
         until = time.monotonic() + seconds
-        for provider in (
+        providers = (
             self._tracer_provider or trace.get_tracer_provider(),
             self._meter_provider or get_meter_provider(),
-        ):
-            flush = getattr(provider, "force_flush", None)
-            left = until - time.monotonic()
-            if flush is not None and left > 0:
-                flush(int(left * 1000))
+        )
+        threads = [
+            Thread(target=_flush, args=(provider, seconds), name="otel-flush", daemon=True)
+            for provider in providers
+            if hasattr(provider, "force_flush")
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+def _flush(provider: Any, seconds: float) -> None:
+    try:
+        provider.force_flush(int(seconds * 1000))
+    except Exception as error:
+        logger.warning("spans or metrics of the last seconds were not sent: %r", error)
