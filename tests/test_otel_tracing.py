@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 from handlers import SOON, handling, running
-from opentelemetry.trace import SpanKind
+from opentelemetry.propagate import extract
+from opentelemetry.trace import SpanKind, get_current_span
 from traces import Traces, attributes, context, instrumented, is_child, times
 
 from cmdbus import (
@@ -148,6 +149,16 @@ def test_a_call_is_a_span_around_its_send(dsn: str, bus: CommandBus, traces: Tra
     assert attributes(traces.one("wait payments"))["cmdbus.method"] == "wait"
     failed = traces.named("process payments", 3)[1]
     assert attributes(failed)["cmdbus.outcome"] == "FAILED" and not failed.status.is_ok
+
+
+def test_a_reply_carries_the_context_of_its_execution(
+    dsn: str, bus: CommandBus, traces: Traces
+) -> None:
+    with running(dsn, handling()):
+        bus.send("payments", "Debit", reply_to="orders")
+        with bus.replies("orders", timeout=10) as replies:
+            sent = get_current_span(extract(next(replies).headers)).get_span_context()
+        assert sent.span_id == context(traces.one("process payments")).span_id
 
 
 def test_a_refused_send_is_an_error_of_its_span(bus: CommandBus, traces: Traces) -> None:
