@@ -16,7 +16,7 @@ from cmdbus.errors import HandlerAlreadyRegisteredError
 from cmdbus.forwarding import check_forwarded
 from cmdbus.handlers import Handler, HandlerFunction, HandlerOptions, make_handler
 from cmdbus.headers import FORWARDED
-from cmdbus.instruments import having, observed
+from cmdbus.instrument_hooks import instruments_with, observed
 from cmdbus.limits import Declaration, Limit, check_declared, shared_limit
 from cmdbus.middleware import A, Middlewares
 from cmdbus.payloads.forms import Encoder
@@ -231,7 +231,7 @@ class HandlerRegistry:
     def surroundings_of(self, domain: str, type: str) -> Layer | None:
         """What is around the handler of this type in this process; None if nothing is."""
         layers: list[Layer] = []
-        if observers := having("executing"):
+        if observers := instruments_with("executing"):
             layers.append(partial(observed, observers))
         if self.surroundings is not None:
             layers.append(partial(managed, self.surroundings))

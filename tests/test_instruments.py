@@ -21,6 +21,7 @@ from cmdbus import (
     Context,
     DuplicateCommandError,
     SendRequest,
+    instrument_hooks,
     instruments,
 )
 from cmdbus.execution_outcome import ExecutionOutcome
@@ -347,6 +348,6 @@ def test_an_instrument_that_cannot_send_what_is_left_keeps_no_other_from_it() ->
             left.append(seconds)
 
     with installed(Broken()), installed(Flushing()):
-        instruments.flush(2)
-        instruments.flush(-1)  # It is late.
+        instrument_hooks.flush(2)
+        instrument_hooks.flush(-1)  # It is late.
     assert len(left) == 1 and 1 < left[0] <= 2

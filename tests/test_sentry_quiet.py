@@ -25,7 +25,7 @@ from cmdbus import (
     HandlerRegistry,
     Timeouts,
     TransientCommandError,
-    instruments,
+    instrument_hooks,
 )
 from cmdbus.instruments import EndedExecution
 from cmdbus.sentry import CmdbusIntegration
@@ -194,7 +194,7 @@ def test_a_failure_that_another_thread_has_settled_is_no_event_of_its_own() -> N
         delay=10.0,
     )
     with sentry() as taken:
-        instruments.settled([late, late._replace(code=None, message=None, delay=None)])
+        instrument_hooks.settled([late, late._replace(code=None, message=None, delay=None)])
     [event] = taken.events
     assert event["tags"]["error_code"] == "TIMEOUT"
 

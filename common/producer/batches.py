@@ -19,7 +19,7 @@ from cmdbus.clock import time
 from cmdbus.database.pool import Connection
 from cmdbus.errors import BatchNotFoundError, InvalidOperationError
 from cmdbus.forwarding import forwarded
-from cmdbus.instruments import SendingAll
+from cmdbus.instrument_hooks import ObservedSend
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.batch_requests import Source, encoded
 from cmdbus.producer.bulk_send import BulkSend
@@ -142,7 +142,7 @@ class Batches(Steering):
             self._sends.run(connection, creation.write)
             return creation.batch_id
         known = requests if isinstance(requests, list | tuple) else ()
-        with SendingAll(known, "create_batch") as sending:
+        with ObservedSend(known, "create_batch") as sending:
             creation = self._creation(values, requests, after, processes)
             self._sends.run(connection, creation.write)
             sending.sent([creation.batch_id], creation.total)

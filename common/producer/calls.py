@@ -13,7 +13,7 @@ from uuid import UUID
 
 import psycopg
 
-from cmdbus import instruments
+from cmdbus import instrument_hooks
 from cmdbus.backoff import Backoff
 from cmdbus.clock import time
 from cmdbus.data import decode
@@ -61,7 +61,7 @@ class Call:
 
     def observed(self) -> AbstractContextManager[object]:
         """For the instruments of the process."""
-        return instruments.waiting("call", self._domain, self.command_id)
+        return instrument_hooks.waiting("call", self._domain, self.command_id)
 
     @property
     def has_ended(self) -> bool:

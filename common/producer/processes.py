@@ -10,7 +10,7 @@ from cmdbus.checks import check_id, check_operator, check_text, check_whole
 from cmdbus.errors import InvalidOperationError, ProcessNotFoundError
 from cmdbus.forwarding import forwarded
 from cmdbus.headers import encode_with
-from cmdbus.instruments import SendingAll
+from cmdbus.instrument_hooks import ObservedSend
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.arguments import check_latest, check_remark
 from cmdbus.producer.connections import Connections
@@ -62,7 +62,7 @@ class Processes:
         if not instruments.installed:
             return self._start_process(request, batch, connection)
         start = SendRequest(domain, START, correlation_id=process_id, headers=headers)
-        with SendingAll([start], "start_process") as sending:
+        with ObservedSend([start], "start_process") as sending:
             started = self._start_process(request, batch, connection)
             sending.sent([started])
         return started
@@ -210,7 +210,7 @@ class Processes:
         if not instruments.installed:
             self._signal(id_, values, connection)
             return
-        with SendingAll([], "signal_process") as sending:
+        with ObservedSend([], "signal_process") as sending:
             self._signal(id_, values, connection)
             sending.sent([id_])
 

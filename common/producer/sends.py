@@ -9,7 +9,7 @@ from cmdbus import instruments
 from cmdbus.database.pool import Connection
 from cmdbus.forwarding import forwarded
 from cmdbus.headers import encode_with
-from cmdbus.instruments import SendingAll
+from cmdbus.instrument_hooks import ObservedSend
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.bulk_send import BulkSend
 from cmdbus.producer.connections import Connections
@@ -34,7 +34,7 @@ class Sends:
 
     def one(self, request: SendRequest, connection: CallersConnection | None) -> UUID:
         if instruments.installed:
-            with SendingAll([request], "send") as sending:
+            with ObservedSend([request], "send") as sending:
                 command_id = self._write_one(request, connection)
                 sending.sent([command_id])
                 return command_id
@@ -66,7 +66,7 @@ class Sends:
         if not instruments.installed:
             write(command)
             return
-        with SendingAll([request], "call") as sending:
+        with ObservedSend([request], "call") as sending:
             # Instruments are asked for headers where it is sent: in a thread, on asyncio.
             write(command._replace(headers=encode_with(request.headers, forwarded())))
             sending.sent([command.command_id])
@@ -75,7 +75,7 @@ class Sends:
         self, requests: Sequence[SendRequest], connection: CallersConnection | None
     ) -> list[UUID]:
         if instruments.installed and requests:
-            with SendingAll(requests, "send_many") as sending:
+            with ObservedSend(requests, "send_many") as sending:
                 ids = self._write_all(requests, connection)
                 sending.sent(ids)
                 return ids

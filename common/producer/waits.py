@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Generic, TypeVar
 from uuid import UUID
 
-from cmdbus import instruments
+from cmdbus import instrument_hooks
 from cmdbus.backoff import Backoff
 from cmdbus.checks import check_id, check_seconds
 from cmdbus.clock import time
@@ -35,7 +35,7 @@ class Wait(Generic[T]):
     def observed(self) -> AbstractContextManager[object]:
         """For the instruments of the process."""
         domain, id_ = self.values.get("domain"), self.values[self._id]
-        return instruments.waiting(self._operation, domain, id_)
+        return instrument_hooks.waiting(self._operation, domain, id_)
 
     @property
     def within(self) -> float:

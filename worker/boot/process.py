@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from cmdbus import instruments
+from cmdbus import instrument_hooks
 from cmdbus.board.board import Node
 from cmdbus.board.stack_files import open_stacks
 from cmdbus.clock import time
@@ -84,7 +84,7 @@ def flush(node: Node) -> None:
     which libraries send what is left."""
     by = node.seat.stop_by
     left = by / 1e9 - time.monotonic() - _EXIT_SECONDS if by else _FLUSH_SECONDS
-    instruments.flush(min(left, _FLUSH_SECONDS))
+    instrument_hooks.flush(min(left, _FLUSH_SECONDS))
 
 
 class Stop:

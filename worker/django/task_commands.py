@@ -14,7 +14,7 @@ from cmdbus.data import MAX_BYTES
 from cmdbus.database.pool import Connection
 from cmdbus.django.results import TaskRow
 from cmdbus.forwarding import forwarded
-from cmdbus.instruments import SendingAll
+from cmdbus.instrument_hooks import ObservedSend
 from cmdbus.integrations.callers_connection import session_of
 from cmdbus.producer.ids import new_id
 from cmdbus.producer.requests import SendRequest, SendRules
@@ -35,7 +35,7 @@ class TaskCommands:
         """In one round trip. See `Sender.send_dated`."""
         if not instruments.installed:
             return self._write(request)
-        with SendingAll([request], "send") as sending:
+        with ObservedSend([request], "send") as sending:
             command_id, sent_at = self._write(request)
             sending.sent([command_id])
         return command_id, sent_at

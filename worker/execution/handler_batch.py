@@ -9,7 +9,7 @@ from cmdbus import instruments
 from cmdbus.checks import check_iterable
 from cmdbus.data import MAX_BYTES
 from cmdbus.database.executor import Executor
-from cmdbus.instruments import SendingAll
+from cmdbus.instrument_hooks import ObservedSend
 from cmdbus.payloads.forms import Encoder
 from cmdbus.producer.batch_requests import check_joined
 from cmdbus.producer.bulk_send import BulkSend
@@ -42,7 +42,7 @@ class HandlerBatch:
             return []
         if not instruments.installed:
             return self._add(given)
-        with SendingAll(given, "batch.add") as sending:
+        with ObservedSend(given, "batch.add") as sending:
             ids = self._add(given)
             sending.sent(ids)
         return ids

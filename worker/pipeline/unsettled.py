@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 
-from cmdbus import instruments
+from cmdbus import instrument_hooks, instruments
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
@@ -153,7 +153,7 @@ class Unsettled:
         for finished in self._telemetry.settled(slot, done):
             self.log_later(partial(log_end, finished))
         if instruments.installed and done:
-            self.log_later(partial(instruments.settled, settled_executions(done)))
+            self.log_later(partial(instrument_hooks.settled, settled_executions(done)))
         if self.breakers is not None:
             self.breakers.settled(finished.claim for finished in done)
         self._in_flight.free([finished.claim for finished in done])
@@ -195,7 +195,7 @@ class Unsettled:
     ) -> None:
         """To the instruments of the process: this execution was not settled."""
         if instruments.installed:
-            self.log_later(partial(instruments.settled, [other_end(claim, end, finished)]))
+            self.log_later(partial(instrument_hooks.settled, [other_end(claim, end, finished)]))
 
     def not_settled(self, claim: Claim, max_attempts: int, seconds: float) -> None:
         """The settlement in the command's own transaction found no row."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psycopg
 
-from cmdbus import instruments
+from cmdbus import instrument_hooks, instruments
 from cmdbus.backoff import Backoff
 from cmdbus.board.board import Node
 from cmdbus.board.counters import OutcomeLabel
@@ -200,7 +200,7 @@ class _Rescuer:
             self.rescued.ends.append((claim, OutcomeLabel[settled.outcome.kind]))
             log_end(settled)
             if instruments.installed:
-                instruments.settled(settled_executions([settled]))
+                instrument_hooks.settled(settled_executions([settled]))
         return not lost
 
 

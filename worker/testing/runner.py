@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from cmdbus import instruments
+from cmdbus import instrument_hooks, instruments
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.errors import InvalidOperationError
 from cmdbus.registry import HandlerRegistry
@@ -133,7 +133,7 @@ class Runner:
             self._breakers.settled([claim])
         if instruments.installed:
             lost = [other_end(claim, OutcomeLabel.LOST)]
-            instruments.settled(lost if settled is None else settled_executions([settled]))
+            instrument_hooks.settled(lost if settled is None else settled_executions([settled]))
         if (breaker := self._handled_types.find(claim.domain, claim.type).breaker) is not None:
             self._breakers.give_back(breaker, claim)
         self._in_flight.free([claim])
