@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NoOpTracerProvider
 from traces import Traces, instrumented
 
-from cmdbus import Command, CommandBus, Context, SendRequest, instruments
+from cmdbus import Command, CommandBus, Context, SendRequest, instrument_hooks, instruments
 from cmdbus.otel import CmdbusInstrumentor
 
 SENT = f"00-{0xABC:032x}-{0xDEF:016x}-01"
@@ -126,7 +126,7 @@ def test_an_export_that_hangs_holds_no_process_up(caplog: pytest.LogCaptureFixtu
     traces.tracers, traces.meters = Hanging(), Failing(shutdown_on_exit=False)
     with instrumented(traces):
         began = time.monotonic()
-        instruments.flush(0.05)
+        instrument_hooks.flush(0.05)
         assert time.monotonic() - began < 10
         release.set()
         eventually(lambda: "were not sent: TimeoutError('no collector')" in caplog.text)
@@ -142,6 +142,6 @@ def test_without_an_sdk_there_is_nothing_to_send_and_nothing_is_made(
         with running(dsn, handling()):
             command_id = bus.send("payments", "Debit", headers={"traceparent": SENT})
             assert bus.wait("payments", command_id, 10).headers == {"traceparent": SENT}
-        instruments.flush(1)
+        instrument_hooks.flush(1)
     finally:
         CmdbusInstrumentor().uninstrument()
