@@ -2,6 +2,9 @@
 
 from typing import Any, NamedTuple
 
+#: Statuses that differ from the names of the outcomes that are settled, by these.
+STATUSES = {"TROUBLE": "TROUBLESHOOTING"}
+
 
 class ExecutionOutcome(NamedTuple):
     """What becomes of the command, if its settlement succeeds and nothing around it changes that.

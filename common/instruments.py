@@ -14,6 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from uuid import UUID
 
+from cmdbus.execution_outcome import STATUSES
 from cmdbus.headers import NO_HEADERS
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ class EndedExecution(NamedTuple):
     headers: Mapping[str, str]
     #: Seconds until the next try, if there is one.
     delay: float | None
+
+    @property
+    def status(self) -> str:
+        """The outcome as `context.outcome` names it."""
+        return STATUSES.get(self.outcome, self.outcome)
 
 
 class Instrument:

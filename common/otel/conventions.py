@@ -35,8 +35,6 @@ SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5
 
 #: Outcomes of failed attempts.
 FAILURES = frozenset(["RETRY", "FAILED", "TROUBLESHOOTING"])
-#: Outcomes that metrics and contexts name differently, as contexts name them.
-CONTEXTS_NAMES = {"TROUBLE": "TROUBLESHOOTING"}
 
 
 @lru_cache(maxsize=1024)

@@ -17,7 +17,6 @@ from cmdbus.clock import time
 from cmdbus.instruments import EndedExecution
 from cmdbus.otel.conventions import (
     ATTEMPT,
-    CONTEXTS_NAMES,
     CONVERSATION_ID,
     ERROR_TYPE,
     MESSAGE_ID,
@@ -37,7 +36,7 @@ class SettlementSpans:
             queue = self._begin("queue", ended, span.creation, span.began - ended.waited)
             queue.end(_ns(span.began))
         settling = self._begin("settle", ended, execution, span.ended)
-        settling.set_attribute(OUTCOME, CONTEXTS_NAMES.get(ended.outcome, ended.outcome))
+        settling.set_attribute(OUTCOME, ended.status)
         if ended.outcome == "LOST":
             settling.set_attribute(ERROR_TYPE, ended.outcome)
             settling.set_status(Status(StatusCode.ERROR, "the lease was lost"))

@@ -15,7 +15,6 @@ from cmdbus.clock import time
 from cmdbus.command import Command
 from cmdbus.context import Context
 from cmdbus.instruments import EndedExecution, Instrument, Request, Sending
-from cmdbus.otel.conventions import CONTEXTS_NAMES
 from cmdbus.otel.executions import EndedSpan, Executions, Key
 from cmdbus.otel.metrics import Metrics
 from cmdbus.otel.process_span import ProcessSpan
@@ -84,8 +83,7 @@ class Tracing(Instrument):
         if running is None:
             return None
         span = running.ended_at(ended.ended_at)
-        outcome = CONTEXTS_NAMES.get(ended.outcome, ended.outcome)
-        running.end_as_timed_out(outcome, "TIMEOUT", ended.seconds)
+        running.end_as_timed_out(ended.status, "TIMEOUT", ended.seconds)
         return span
 
     def flush(self, seconds: float) -> None:

@@ -18,8 +18,6 @@ Event = Any
 TAGS = ("domain", "command_type", "command_id", "attempt")
 #: Levels by what becomes of the command. Other ends are no failures.
 _LEVELS = {"RETRY": "warning", "TROUBLESHOOTING": "error", "FAILED": "error"}
-#: The names that middleware knows for those of the metrics.
-_STATUSES = {"TROUBLE": "TROUBLESHOOTING"}
 _MECHANISM = {"type": "cmdbus", "handled": False}
 
 #: Module and class.
@@ -37,10 +35,6 @@ def is_reported(status: str, options: Options) -> bool:
     if status == "FAILED":
         return options.business_rule_errors
     return status in _LEVELS
-
-
-def status_of(ended: EndedExecution) -> str:
-    return _STATUSES.get(ended.outcome, ended.outcome)
 
 
 def about(domain: str, type: str, status: str, code: str | None) -> Event:
@@ -92,7 +86,7 @@ def of_ended(ended: EndedExecution) -> Event:
     fields = fields_of(
         ended.command_id, ended.domain, ended.type, ended.correlation_id, ended.attempt
     )
-    event = about(ended.domain, ended.type, status_of(ended), ended.code)
+    event = about(ended.domain, ended.type, ended.status, ended.code)
     event["tags"] |= {name: fields[name] for name in TAGS}
     event["contexts"] = {
         "command": {**fields, "max_attempts": ended.max_attempts, "priority": ended.priority}

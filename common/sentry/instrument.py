@@ -45,7 +45,7 @@ class SentryInstrument(Instrument):
         # Without a code another thread has settled it, and reports it.
         if has_event or asked is None or ended.code is None:
             return
-        if not events.is_reported(events.status_of(ended), asked):
+        if not events.is_reported(ended.status, asked):
             return
         with use_isolation_scope(scope or sentry_sdk.get_isolation_scope()):
             sentry_sdk.capture_event(events.of_ended(ended))

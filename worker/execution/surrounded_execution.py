@@ -17,10 +17,10 @@ from cmdbus.errors import (
     NotHereError,
     TransientCommandError,
 )
-from cmdbus.execution_outcome import ExecutionOutcome
+from cmdbus.execution_outcome import STATUSES, ExecutionOutcome
 from cmdbus.surroundings import AfterSettlement
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
-from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, within_middleware
+from cmdbus.worker.claims.outcomes import Outcome, within_middleware
 from cmdbus.worker.claims.settlement import settle_one
 from cmdbus.worker.execution.application_code import leave_fork, run_after, storable
 from cmdbus.worker.execution.autocommit_session import AutocommitSession
@@ -39,8 +39,6 @@ from cmdbus.worker.execution.session_errors import is_outdated_plan
 
 logger = logging.getLogger(__name__)
 
-#: Of the kinds of outcomes that middleware knows by another name.
-_STATUS = {OutcomeKind.TROUBLE: "TROUBLESHOOTING"}
 # What a NamedTuple's class does, in half the time.
 _new = tuple.__new__
 
@@ -64,14 +62,14 @@ class SurroundedExecution(Execution):
     _is_afterwards = False
     #: What the handler has returned, as it is stored.
     _returned: tuple[object, Outcome] | None = None
-    #: An error of a middleware, and the name of that.
-    _blamed: tuple[BaseException, str] | None = None
+    #: An error that a middleware has raised, and the name of that.
+    _middleware_error: tuple[BaseException, str] | None = None
     #: It runs by itself after an error.
     _is_in_group = False
 
     def returned(self, result: object) -> ExecutionOutcome:
         self._leave_if_forked()
-        self._blamed = None
+        self._middleware_error = None
         if self.again_in is not None:
             return ExecutionOutcome("AGAIN", delay=self.again_in)
         # Before the surroundings are left: they see the error of a result that cannot be stored.
@@ -81,7 +79,7 @@ class SurroundedExecution(Execution):
     def raised(self, error: BaseException, middleware: str = "") -> ExecutionOutcome:
         self._leave_if_forked()
         if middleware:
-            self._blamed = error, middleware
+            self._middleware_error = error, middleware
         try:
             return self._outcome_of(error)
         except BaseException:  # It has raised another one when it was looked at.
@@ -95,7 +93,8 @@ class SurroundedExecution(Execution):
             code = error.code if isinstance(error, NotHereError) else None
             return ExecutionOutcome("DEFERRED", None, error, code)
         outcome = self._fate(error)
-        status = _STATUS.get(outcome.kind, outcome.kind.value)
+        name = outcome.kind.value
+        status = STATUSES.get(name, name)
         return _new(ExecutionOutcome, (status, None, error, outcome.code, outcome.delay))
 
     def _is_uncharged(self, error: BaseException) -> bool:
@@ -216,17 +215,17 @@ class SurroundedExecution(Execution):
 
     def _failed(self, error: BaseException) -> Outcome:
         # Not kept: its frames refer to this execution.
-        blamed, self._blamed = self._blamed, None
+        raised, self._middleware_error = self._middleware_error, None
         outcome = super()._failed(error)
-        if blamed is None or blamed[0] is not error:
+        if raised is None or raised[0] is not error:
             return outcome
-        return within_middleware(outcome, blamed[1])
+        return within_middleware(outcome, raised[1])
 
     def _execute(self, data: Any) -> Outcome | None:
         try:
             outcome = super()._execute(data)
         finally:
-            self._blamed = None  # Its traceback has the execution.
+            self._middleware_error = None  # Its traceback has the execution.
         if self._has_failed or not self._afterwards:
             return outcome
         if self.committed is not None:
