@@ -150,3 +150,24 @@ def test_any_message_becomes_a_command_and_a_message_again(
     same = "SELECT bool_and(coalesce(s.message, 'null') = b.message) FROM sent s, pgmq.q_back b"
     assert rows(dsn, f"{same} WHERE b.headers ->> 'pgmq_msg_id' = s.msg_id::text") == [(True,)]
     assert (bus.bridges.list()[0].moved, bus.troubleshooting.count()) == (18, 0)
+
+
+def test_messages_that_are_visible_again_move_although_later_ones_have_moved(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """A busy bridge reads on after the latest message, and from the first one now and then."""
+    create_queues(connection, "orders")
+    bus.bridges.add("orders", "shop", "Order", batch_size=1)
+    first, *_ = send_messages(connection, "orders", *range(3))
+    connection.execute("SELECT pgmq.set_vt('orders', %s, 60)", (first,))
+    round_ = bridge_round()
+    round_._list(connection)
+    [bridge] = round_._bridges.values()
+    for _ in range(2):
+        round_._attend(connection, bridge)
+    assert bridge.floor == 3
+    connection.execute("SELECT pgmq.set_vt('orders', %s, 0)", (first,))
+    send_messages(connection, "orders", 3)
+    bridge.first_at = 0.0
+    move_all(round_, connection)
+    assert rows(dsn, "SELECT data FROM cmdbus.ready ORDER BY id") == [(1,), (2,), (0,), (3,)]

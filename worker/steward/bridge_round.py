@@ -38,6 +38,9 @@ _QUICK, _SLOW = 0.25, 1.0
 _ROUND_SECONDS = 0.2
 #: Bounds of the pause after a move that found nothing, or another node that moves, in seconds.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 1.0
+#: Seconds for which a busy bridge reads on after the latest message: earlier ones may be visible
+#: again by then.
+_ON_SECONDS = 1.0
 #: Seconds until a bridge that cannot move is tried again.
 _FAILED_SECONDS = 5.0
 
@@ -59,6 +62,9 @@ class _Bridge:
     claimer: int = field(default_factory=lambda: secrets.randbelow(2**63 - 1) + 1)
     #: A move of one has taken too long: the next one has more time.
     is_slow: bool = False
+    #: The next move takes messages above it, and the monotonic time from which on it is 0.
+    floor: int = 0
+    first_at: float = 0.0
     #: Monotonic time of the next move.
     due: float = 0.0
     pauses: Backoff = field(default_factory=lambda: Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS))
@@ -173,14 +179,27 @@ class BridgeRound:
         for the others."""
         values: dict[str, Any] = {"name": bridge.name, "count": bridge.count, "bytes": _MAX_BYTES}
         if bridge.direction == "in":
-            row = self._statements.row(connection, "move_in", **values)
-            assert row is not None
-            return (*row, None)
+            return (*self._call_inwards(connection, bridge, values), None)
         own = {"lease": self._statements.lease, "node": self._statements.node}
         row = self._statements.row(connection, "move_out", **values, claimer=bridge.claimer, **own)
         assert row is not None
         moved, refused, batch_ids = row
         return moved, refused, None, batch_ids
+
+    def _call_inwards(
+        self, connection: Connection, bridge: _Bridge, values: dict[str, Any]
+    ) -> tuple[int, int, str | None]:
+        """Messages after the latest one, or the first ones if there are none or it is time."""
+        while True:
+            now = time.monotonic()
+            if bridge.floor == 0 or now >= bridge.first_at:
+                bridge.floor, bridge.first_at = 0, now + _ON_SECONDS
+            is_first = bridge.floor == 0
+            row = self._statements.row(connection, "move_in", **values, floor=bridge.floor)
+            assert row is not None
+            moved, refused, held, bridge.floor = row
+            if bridge.floor or is_first:
+                return moved, refused, held
 
     def _end_batches(self, connection: Connection, batch_ids: Sequence[UUID]) -> None:
         """As a worker does once its settlements are committed."""

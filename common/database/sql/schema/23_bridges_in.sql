@@ -53,10 +53,11 @@ RETURN CASE
         THEN (p_headers || jsonb_build_object('pgmq_msg_id', p_msg_id::text))::json
     ELSE {schema}.legal_headers_of_message(p_msg_id, p_headers) END;
 
--- Locks up to p_count messages of a queue that are visible, in their order, until these hold
--- p_bytes, where packed ones are estimated; returns their ids. Skips locked ones.
-CREATE FUNCTION {schema}.pick_messages(p_queue text, p_count integer, p_bytes bigint)
-RETURNS bigint[]
+-- Locks up to p_count messages of a queue above p_floor that are visible, in their order, until
+-- these hold p_bytes, where packed ones are estimated; returns their ids. Skips locked ones.
+CREATE FUNCTION {schema}.pick_messages(
+    p_queue text, p_floor bigint, p_count integer, p_bytes bigint
+) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
@@ -70,14 +71,14 @@ BEGIN
                 SELECT m.msg_id, coalesce(pg_column_size(m.message), 0)::bigint
                     * CASE WHEN pg_column_compression(m.message) IS NULL THEN 1 ELSE 8 END AS bytes
                 FROM pgmq.%I m
-                WHERE m.vt <= clock_timestamp()
+                WHERE m.vt <= clock_timestamp() AND m.msg_id > $3
                 ORDER BY m.msg_id LIMIT $1
                 FOR UPDATE SKIP LOCKED
             ) p
         ) f
         WHERE f.bytes_before < $2
         $query$, 'q_' || p_queue)
-    INTO msg_ids USING p_count, p_bytes;
+    INTO msg_ids USING p_count, p_bytes, p_floor;
     RETURN coalesce(msg_ids, '{}');
 END
 $$;
@@ -187,30 +188,36 @@ $$;
 -- Moves up to p_count messages of a bridge's queue into commands, of about p_bytes or just one,
 -- as far as the domain takes any. None if another session has locked the bridge. held: as of
 -- take_messages; it remains the error of the bridge as long as its message is invisible.
+--
+-- Takes those above p_floor, so that a busy bridge does not read again what was moved and is not
+-- vacuumed yet. floor: the next one; 0 if nothing was there.
 CREATE FUNCTION {schema}.move_in(
-    p_name text, p_count integer, p_bytes bigint,
-    OUT moved integer, OUT refused integer, OUT held text
+    p_name text, p_count integer, p_bytes bigint, p_floor bigint,
+    OUT moved integer, OUT refused integer, OUT held text, OUT floor bigint
 )
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     bridge {schema}.bridge;
     admission record;
-    is_waiting boolean;
+    is_waiting boolean := true;
     msg_ids bigint[] := '{}';
     problem text;
 BEGIN
     moved := 0;
     refused := 0;
+    floor := 0;
     SELECT b.* INTO bridge FROM {schema}.bridge b WHERE b.name = p_name AND b.direction = 'in';
     IF bridge.name IS NULL THEN
         RETURN;
     END IF;
-    -- A lock would write something at each look at an empty queue.
-    EXECUTE format(
-        'SELECT EXISTS (SELECT FROM pgmq.%I m WHERE m.vt <= statement_timestamp())',
-        'q_' || bridge.queue)
-    INTO is_waiting;
+    IF p_floor = 0 THEN
+        -- A lock would write something at each look at an empty queue.
+        EXECUTE format(
+            'SELECT EXISTS (SELECT FROM pgmq.%I m WHERE m.vt <= statement_timestamp())',
+            'q_' || bridge.queue)
+        INTO is_waiting;
+    END IF;
     IF NOT is_waiting AND bridge.error IS NULL THEN
         RETURN;
     END IF;
@@ -225,9 +232,11 @@ BEGIN
         WHEN 'full' THEN format('domain %s is full', bridge.domain) END;
     IF problem IS NULL THEN
         msg_ids := {schema}.pick_messages(
-            bridge.queue, least(p_count, bridge.batch_size, admission.room)::integer, p_bytes);
+            bridge.queue, p_floor, least(p_count, bridge.batch_size, admission.room)::integer,
+            p_bytes);
     END IF;
     IF cardinality(msg_ids) > 0 THEN
+        floor := msg_ids[cardinality(msg_ids)];
         SELECT t.* INTO moved, refused, held FROM {schema}.take_messages(bridge, msg_ids) t;
     END IF;
     PERFORM {schema}.count_moved(bridge, moved, refused, coalesce(problem, held,
