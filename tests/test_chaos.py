@@ -122,11 +122,14 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         '{"what": "ok", "call": "c1", "at": 5.1, "ids": ["a", "b"]}\n'
         '{"what": "invoke", "call": "c2", "at": 6.0, "way": "own", "count": 1, "ids": ["c"]}\n'
         '{"what": "again", "call": "c2", "at": 6.1}\n'
+        '{"what": "invoke", "call": "c4", "at": 7.0, "way": "pgmq", "count": 2}\n'
+        '{"what": "ok", "call": "c4", "at": 7.1, "messages": [8, 9]}\n'
         '{"what": "invoke", "call": "c3", "at'
     )
     assert read_calls([tmp_path / "journal"]) == [
         Call(name="c1", way="many", count=2, began=5.0, ended=5.1, outcome="ok", ids=["a", "b"]),
         Call(name="c2", way="own", count=1, began=6.0, ended=6.1, outcome="unknown", ids=["c"]),
+        Call(name="c4", way="pgmq", count=2, began=7.0, ended=7.1, outcome="ok", messages=[8, 9]),
     ]
     (tmp_path / "marks").write_text('[1.5, "enter", "9.0", 9, "a", 1]\n')
     assert read_marks(tmp_path / "marks") == [
