@@ -23,7 +23,7 @@ from cmdbus.payloads.forms import Encoder
 from cmdbus.process_hooks import H, ProcessHooks
 from cmdbus.schedules import Schedule, ScheduleOptions
 from cmdbus.selection import needs
-from cmdbus.surroundings import Layer, Surroundings, managed, within
+from cmdbus.surroundings import Layer, ManagerFactory, managed, within
 from cmdbus.typed_handlers import prepare
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ class HandlerRegistry:
         self._breakers = DeclaredBreakers()
         self.hooks = ProcessHooks()
         self._middlewares = Middlewares()
-        #: Django's, around each call of each of its handlers.
-        self.surroundings: Surroundings | None = None
+        #: Makes what Django has around each call of a handler.
+        self.django_surroundings: ManagerFactory | None = None
         if django:
             import_module("cmdbus.django.registry").prepare(self)
 
@@ -233,8 +233,8 @@ class HandlerRegistry:
         layers: list[Layer] = []
         if observers := instruments_with("executing"):
             layers.append(partial(observed, observers))
-        if self.surroundings is not None:
-            layers.append(partial(managed, self.surroundings))
+        if self.django_surroundings is not None:
+            layers.append(partial(managed, self.django_surroundings))
         layers += self._middlewares.of(domain, type)
         return within(layers) if layers else None
 

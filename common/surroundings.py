@@ -5,7 +5,7 @@ the handler's.
 Each layer is a function that runs what is inside of it:
 
     instruments     the outermost; they see everything, and change nothing
-    surroundings    of a registry for Django
+    Django          lends the session of `context.connection`, in a registry for Django
     middleware      of `registry.around`, in the order of its declaration
     the handler     in its breaker, with its payload read
 """
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Run = Callable[["Command[Any]", "Context"], Any]
 #: Makes of a function the same one within something.
 Layer = Callable[[Run], Run]
-#: Called with the command and its context.
-Surroundings = Callable[["Command[Any]", "Context"], AbstractContextManager[object]]
+#: Called with the command and its context for each execution; see `managed`.
+ManagerFactory = Callable[["Command[Any]", "Context"], AbstractContextManager[object]]
 #: Called with the outcome that is committed, and the error that has led to it.
 AfterSettlement = Callable[[Any, BaseException | None], object]
 
@@ -123,12 +123,12 @@ def _noting_outcome(run: Run) -> Run:
     return inside
 
 
-def managed(surroundings: Surroundings, run: Run) -> Run:
+def managed(factory: ManagerFactory, run: Run) -> Run:
     """`run` within a context manager that is made for each execution."""
 
     def inside(command: "Command[Any]", context: "Context") -> Any:
         try:
-            with surroundings(command, context):
+            with factory(command, context):
                 return run(command, context)
         except BaseException as error:
             note_error(context, error)

@@ -92,7 +92,7 @@ def test_the_app_of_a_fleet_is_the_settings_or_has_all_tasks(
         found = app.registry
     app._registry.cache_clear()
     assert isinstance(found, HandlerRegistry)
-    assert (found.surroundings is None) == (given == "checked_app:registry")
+    assert (found.django_surroundings is None) == (given == "checked_app:registry")
     assert ("shop Greet" in [each.name for each in found]) == (given == "checked_app:registry")
 
 

@@ -156,7 +156,7 @@ def test_managers_of_processes_use_models_in_the_transaction_of_their_group(
         if calls < 3:
             raise LookupError("in the group, and by itself")
 
-    surroundings = HandlerRegistry(django=True).surroundings
+    surroundings = HandlerRegistry(django=True).django_surroundings
     with CommandBus(django_dsn) as bus:
         manager = WithModels(fail)
         with replied(django_dsn, bus, manager, surroundings) as ids:

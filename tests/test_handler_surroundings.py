@@ -51,7 +51,7 @@ def surrounding(
     surroundings: Surround, function: Function = do_nothing, **options: Any
 ) -> HandlerRegistry:
     registry = handling(function, **{"retry": ONCE, **options})
-    registry.surroundings = surroundings
+    registry.django_surroundings = surroundings
     return registry
 
 

@@ -16,7 +16,7 @@ from queries import rows, scalar
 from trips import Booking, Trip, soon, taken
 
 from cmdbus import CommandBus, CommandRecord, HandlerRegistry, Reply, TransientCommandError
-from cmdbus.surroundings import Surroundings
+from cmdbus.surroundings import ManagerFactory
 
 COUNT = 8
 TRANSACTIONS = """
@@ -43,14 +43,14 @@ def replied(
     dsn: str,
     bus: CommandBus,
     manager: Watched,
-    surroundings: Surroundings | None = None,
+    surroundings: ManagerFactory | None = None,
     around: Any = None,
     **options: Any,
 ) -> Iterator[list[UUID]]:
     """Trips whose first replies wait in a domain that is paused."""
     registry = HandlerRegistry()
     registry.register_process(manager)
-    registry.surroundings = surroundings
+    registry.django_surroundings = surroundings
     if around is not None:
         registry.around(domain="trips")(around)
     registry.register("bookings", "Flight", leave_effect)

@@ -38,7 +38,7 @@ def surround(registry: HandlerRegistry) -> None:
             f"HandlerRegistry(django=True) lends DATABASES[{alias!r}] to its handlers, and that is "
             f"{connections[alias].display_name}: it must be the PostgreSQL database of the worker"
         )
-    registry.surroundings = partial(_surroundings, alias)
+    registry.django_surroundings = partial(_surroundings, alias)
     registry.on_start(partial(_leave_inherited, os.getpid()))
 
 
