@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cmdbus.callables import check_arguments, name_of
 from cmdbus.checks import check_name, shown
 from cmdbus.errors import TransientCommandError
-from cmdbus.surroundings import Run, note_error, note_swallowed
+from cmdbus.surroundings import Run, note_error, note_given_back, note_swallowed
 
 if TYPE_CHECKING:
     from cmdbus.command import Command
@@ -47,11 +47,14 @@ class Middleware:
             try:
                 entered = function(command, context)
                 if isinstance(entered, GeneratorType):
-                    return _run_in_generator(entered, run, command, context)
-                return _run_in_manager(entered, run, command, context)
+                    result = _run_in_generator(entered, run, command, context)
+                else:
+                    result = _run_in_manager(entered, run, command, context)
             except BaseException as error:
                 note_error(context, error, name)
                 raise
+            note_given_back(context, result)
+            return result
 
         return inside
 

@@ -140,10 +140,19 @@ def managed(factory: ManagerFactory, run: Run) -> Run:
 
 
 def note_error(context: "Context", error: BaseException, middleware: str = "") -> None:
-    """Of the `middleware`, or whatever has no name; unless it is that of what is inside."""
+    """Of the `middleware`, or whatever has no name; unless it is that of what is inside, for which
+    it may have asked for another pause."""
     outcome = context.outcome
     if outcome is None or outcome.error is not error:
         context.outcome = execution_of(context).raised(error, middleware)
+    elif outcome.status == "RETRY" and context._execution.retry_delay is not None:
+        context.outcome = execution_of(context).raised(error)
+
+
+def note_given_back(context: "Context", result: object) -> None:
+    """A middleware may have given the command back after what is inside had returned."""
+    if context._execution.again_in is not None:
+        context.outcome = execution_of(context).returned(result)
 
 
 def note_swallowed(context: "Context") -> None:

@@ -111,6 +111,8 @@ class GroupExecution:
         finally:
             if os.getpid() != self._thread.pid:
                 leave_fork()
+        if execution.again_in is not None:
+            raise GroupFailedError("a middleware gives one of them back")
 
     def _next(self, claim: Claim) -> Execution:
         execution = self._begin(claim)
