@@ -103,6 +103,22 @@ def test_bridges_that_are_busy_take_turns(
     assert [set(moved[n : n + 3]) for n in range(0, 15, 3)] == [set(queues)] * 5
 
 
+def test_looks_at_many_bridges_become_rare(
+    bus: CommandBus, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at each of a thousand, once a second, would cost a node most of a CPU."""
+    queues = ["a", "b", "c"]
+    create_queues(connection, *queues)
+    for queue in queues:
+        bus.bridges.add(queue, "shop", "Order")
+    pauses = []
+    for allowed in (100, 0.01):
+        monkeypatch.setattr("cmdbus.worker.steward.bridge_round._MAX_LOOKS", allowed)
+        pauses.append(bridge_round().run(connection))
+    few, many = pauses
+    assert few <= 0.01 < 2 < many <= 3
+
+
 MESSAGES: list[tuple[str | None, Any]] = [
     (None, None),
     ("null", None),

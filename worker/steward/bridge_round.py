@@ -41,6 +41,9 @@ _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 1.0
 #: Seconds for which a busy bridge reads on after the latest message: earlier ones may be visible
 #: again by then.
 _ON_SECONDS = 1.0
+#: Bridges above which the pauses grow with their number: a node looks no more often than this many
+#: times in each second at those that have nothing to move (a look takes it 1 ms).
+_MAX_LOOKS = 100
 #: Seconds until a bridge that cannot move is tried again.
 _FAILED_SECONDS = 5.0
 
@@ -137,7 +140,8 @@ class BridgeRound:
             return
         bridge.warned = ""
         if not moved:
-            bridge.due = time.monotonic() + bridge.pauses.pause()
+            pause = bridge.pauses.pause() * max(1.0, len(self._bridges) / _MAX_LOOKS)
+            bridge.due = time.monotonic() + pause
             return
         bridge.due, bridge.is_slow = time.monotonic(), False
         if bridge.due - began > _SLOW:
