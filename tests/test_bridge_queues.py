@@ -187,3 +187,20 @@ def test_messages_that_are_visible_again_move_although_later_ones_have_moved(
     bridge.first_at = 0.0
     move_all(round_, connection)
     assert rows(dsn, "SELECT data FROM cmdbus.ready ORDER BY id") == [(1,), (2,), (0,), (3,)]
+
+
+def test_a_busy_bridge_moves_urgent_commands_first(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    create_queues(connection, "answers")
+    bus.bridges.add("answers", "back", direction="out", batch_size=1)
+    for n in range(3):
+        bus.send("back", "Reply", n)
+    round_ = bridge_round()
+    round_._list(connection)
+    [bridge] = round_._bridges.values()
+    round_._attend(connection, bridge)
+    assert any(bridge.floors)
+    bus.send("back", "Reply", "urgent", priority="high")
+    move_all(round_, connection)
+    assert [body for body, _ in messages(dsn, "answers")] == [0, "urgent", 1, 2]

@@ -17,11 +17,12 @@ from uuid import UUID
 
 import psycopg
 
-from cmdbus.arrays import ids
+from cmdbus.arrays import ids, numbers
 from cmdbus.backoff import Backoff
 from cmdbus.clock import time
 from cmdbus.counting import count_of
 from cmdbus.failpoints import AFTER_MOVE, BEFORE_MOVE, failpoint
+from cmdbus.priorities import HIGHEST, LOWEST
 from cmdbus.queue_problems import queue_error
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
@@ -38,9 +39,10 @@ _QUICK, _SLOW = 0.25, 1.0
 _ROUND_SECONDS = 0.2
 #: Bounds of the pause after a move that found nothing, or another node that moves, in seconds.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 1.0
-#: Seconds for which a busy bridge reads on after the latest message: earlier ones may be visible
-#: again by then.
+#: Seconds for which a busy bridge reads on after what it moved last: something before that may be
+#: there again by then.
 _ON_SECONDS = 1.0
+_NO_FLOORS = (0,) * (LOWEST - HIGHEST + 1)
 #: Bridges above which the pauses grow with their number: a node looks no more often than this many
 #: times in each second at those that have nothing to move (a look takes it 1 ms).
 _MAX_LOOKS = 100
@@ -65,8 +67,10 @@ class _Bridge:
     claimer: int = field(default_factory=lambda: secrets.randbelow(2**63 - 1) + 1)
     #: A move of one has taken too long: the next one has more time.
     is_slow: bool = False
-    #: The next move takes messages above it, and the monotonic time from which on it is 0.
+    #: The next move takes messages above it, or commands above that of their priority; and the
+    #: monotonic time from which on it is 0.
     floor: int = 0
+    floors: Sequence[int] = _NO_FLOORS
     first_at: float = 0.0
     #: Monotonic time of the next move.
     due: float = 0.0
@@ -180,30 +184,29 @@ class BridgeRound:
         self, connection: Connection, bridge: _Bridge
     ) -> tuple[int, int, str | None, Sequence[UUID] | None]:
         """How many were moved and refused, none if another node moves; see move_in and move_out
-        for the others."""
+        for the others. If nothing is above the floors, it begins anew."""
         values: dict[str, Any] = {"name": bridge.name, "count": bridge.count, "bytes": _MAX_BYTES}
-        if bridge.direction == "in":
-            return (*self._call_inwards(connection, bridge, values), None)
         own = {"lease": self._statements.lease, "node": self._statements.node}
-        row = self._statements.row(connection, "move_out", **values, claimer=bridge.claimer, **own)
-        assert row is not None
-        moved, refused, batch_ids = row
-        return moved, refused, None, batch_ids
-
-    def _call_inwards(
-        self, connection: Connection, bridge: _Bridge, values: dict[str, Any]
-    ) -> tuple[int, int, str | None]:
-        """Messages after the latest one, or the first ones if there are none or it is time."""
+        own["claimer"] = bridge.claimer
         while True:
             now = time.monotonic()
-            if bridge.floor == 0 or now >= bridge.first_at:
-                bridge.floor, bridge.first_at = 0, now + _ON_SECONDS
-            is_first = bridge.floor == 0
-            row = self._statements.row(connection, "move_in", **values, floor=bridge.floor)
-            assert row is not None
-            moved, refused, held, bridge.floor = row
-            if bridge.floor or is_first:
-                return moved, refused, held
+            is_first = now >= bridge.first_at or not (bridge.floor or any(bridge.floors))
+            if is_first:
+                bridge.floor, bridge.floors = 0, _NO_FLOORS
+                bridge.first_at = now + _ON_SECONDS
+            held, batch_ids = None, None
+            if bridge.direction == "in":
+                row = self._statements.row(connection, "move_in", **values, floor=bridge.floor)
+                assert row is not None
+                moved, refused, held, bridge.floor = row
+            else:
+                floors = numbers(bridge.floors)
+                row = self._statements.row(connection, "move_out", **values, **own, floors=floors)
+                assert row is not None
+                moved, refused, batch_ids, next_floors = row
+                bridge.floors = next_floors or _NO_FLOORS
+            if moved or refused or held or is_first:
+                return moved, refused, held, batch_ids
 
     def _end_batches(self, connection: Connection, batch_ids: Sequence[UUID]) -> None:
         """As a worker does once its settlements are committed."""

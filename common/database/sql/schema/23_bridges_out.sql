@@ -1,8 +1,9 @@
 -- How commands become messages; see 23_bridges.sql.
 
--- Types of a domain of which commands wait, as 'domain type': of the first p_count, and of all that
--- wait at a limit.
-CREATE FUNCTION {schema}.waiting_types(p_domain text, p_count integer) RETURNS text[]
+-- Types of a domain of which commands wait, as 'domain type': of the first p_count of each priority
+-- above its floor, and of all that wait at a limit.
+CREATE FUNCTION {schema}.waiting_types(p_domain text, p_floors bigint[], p_count integer)
+RETURNS text[]
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
@@ -17,10 +18,12 @@ BEGIN
         )
         SELECT DISTINCT p_domain || ' ' || w.type
         FROM (
-            (SELECT r.type::text AS type FROM {schema}.ready r
-             WHERE r.domain = p_domain
-                 AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
-             ORDER BY r.domain, r.priority, r.id LIMIT p_count)
+            SELECT f.type FROM unnest(p_floors) WITH ORDINALITY q (floor, place), LATERAL (
+                SELECT r.type::text AS type FROM {schema}.ready r
+                WHERE r.domain = p_domain AND r.priority = (q.place - 1)::smallint
+                    AND r.id > q.floor
+                    AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+                ORDER BY r.domain, r.priority, r.id LIMIT p_count) f
             UNION ALL
             TABLE limited_type
         ) w);
@@ -30,17 +33,16 @@ $$;
 -- Claims up to p_count commands of a bridge, of p_bytes of payload or just one, as a worker does.
 -- Suspects, too: no code runs for them.
 CREATE FUNCTION {schema}.claim_for_bridge(
-    p_bridge {schema}.bridge, p_count integer, p_bytes bigint, p_claimer bigint, p_lease interval,
-    p_node bigint
+    p_bridge {schema}.bridge, p_floors bigint[], p_count integer, p_bytes bigint, p_claimer bigint,
+    p_lease interval, p_node bigint
 ) RETURNS SETOF {schema}.claimed
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     domains text[] := array_fill(p_bridge.domain::text, ARRAY[11]);
     priorities constant smallint[] := '{0,1,2,3,4,5,6,7,8,9,10}';
-    floors constant bigint[] := '{0,0,0,0,0,0,0,0,0,0,0}';
     types text[] := CASE
-        WHEN p_bridge.type IS NULL THEN {schema}.waiting_types(p_bridge.domain, p_count)
+        WHEN p_bridge.type IS NULL THEN {schema}.waiting_types(p_bridge.domain, p_floors, p_count)
         ELSE ARRAY[p_bridge.domain || ' ' || p_bridge.type] END;
     limited text[] := '{}';
     claimed integer := 0;
@@ -56,7 +58,7 @@ BEGIN
             share := (p_count + (random() < 0.5)::integer) / 2;
         END IF;
         PERFORM FROM {schema}.claim(
-            domains, priorities, floors, false, limited, 500, 1, p_bytes, 32767::smallint, NULL,
+            domains, priorities, p_floors, false, limited, 500, 1, p_bytes, 32767::smallint, NULL,
             p_lease);
         RETURN QUERY
         SELECT c.* FROM {schema}.claim_in_lanes(
@@ -74,7 +76,7 @@ BEGIN
     IF cardinality(types) > 0 AND claimed < p_count THEN
         RETURN QUERY
         SELECT c.* FROM {schema}.claim(
-            domains, priorities, floors, false, types, p_count - claimed, 1, p_bytes,
+            domains, priorities, p_floors, false, types, p_count - claimed, 1, p_bytes,
             32767::smallint, p_claimer, p_lease) c
         WHERE c.token IS NOT NULL;
     END IF;
@@ -182,10 +184,13 @@ $$;
 
 -- Moves up to p_count commands of a bridge into messages of its queue, of p_bytes or just one.
 -- None if another session has locked the bridge. Their history names p_claimer, under which no
--- other session claims anything. batch_ids: the batches of which some are.
+-- other session claims anything. batch_ids: the batches of which some are. p_floors: as in move_in,
+-- one for each priority; floors: the next ones, NULL if they are 0. (What has left a lane has an id
+-- above those that wait: no floors where there are limits.)
 CREATE FUNCTION {schema}.move_out(
-    p_name text, p_count integer, p_bytes bigint, p_claimer bigint, p_lease interval, p_node bigint,
-    OUT moved integer, OUT refused integer, OUT batch_ids uuid[]
+    p_name text, p_floors bigint[], p_count integer, p_bytes bigint, p_claimer bigint,
+    p_lease interval, p_node bigint,
+    OUT moved integer, OUT refused integer, OUT batch_ids uuid[], OUT floors bigint[]
 )
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -198,7 +203,9 @@ BEGIN
     refused := 0;
     SELECT b.* INTO bridge FROM {schema}.bridge b WHERE b.name = p_name AND b.direction = 'out';
     -- As in move_in.
-    IF bridge.error IS NULL AND cardinality({schema}.waiting_types(bridge.domain, 1)) = 0 THEN
+    IF bridge.error IS NULL AND 0 = ALL (p_floors)
+        AND cardinality({schema}.waiting_types(bridge.domain, p_floors, 1)) = 0
+    THEN
         RETURN;
     END IF;
     bridge := {schema}.lock_bridge(p_name, 'out');
@@ -207,7 +214,8 @@ BEGIN
     END IF;
     claims := ARRAY(
         SELECT c::{schema}.claimed FROM {schema}.claim_for_bridge(
-            bridge, least(p_count, bridge.batch_size), p_bytes, p_claimer, p_lease, p_node) c);
+            bridge, p_floors, least(p_count, bridge.batch_size), p_bytes, p_claimer, p_lease,
+            p_node) c);
     IF cardinality(claims) > 0 THEN
         INSERT INTO {schema}.incarnation (id, worker, lease, node)
         VALUES (p_claimer, 'bridge:' || p_name, p_lease, p_node)
@@ -226,6 +234,12 @@ BEGIN
         moved := cardinality(claims) - refused;
         batch_ids := ARRAY(
             SELECT DISTINCT c.batch_id FROM unnest(claims) c WHERE c.batch_id IS NOT NULL);
+        IF pg_sequence_last_value('{schema}.limits'::regclass) = 0 THEN
+            floors := ARRAY(
+                SELECT greatest(q.floor, (
+                    SELECT max(c.id) FROM unnest(claims) c WHERE c.priority = q.place - 1))
+                FROM unnest(p_floors) WITH ORDINALITY q (floor, place) ORDER BY q.place);
+        END IF;
     END IF;
     PERFORM {schema}.count_moved(bridge, moved, refused, NULL);
 END
