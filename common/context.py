@@ -67,7 +67,7 @@ class Execution(Protocol):
     @property
     def checkpoints(self) -> Checkpoints: ...
     def breaker(self, name: str, /) -> AbstractContextManager[None]: ...
-    def pass_on(self, headers: Mapping[str, str], /) -> dict[str, str]: ...
+    def forward(self, headers: Mapping[str, str], /) -> dict[str, str]: ...
 
 
 class Context:
@@ -101,9 +101,9 @@ class Context:
         others of the same names. At first those of the command that the registry forwards; it may
         be changed at any time. It reaches the handler's own thread, whatever runs on asyncio there,
         and threads that run in a copy of its context (`contextvars.copy_context().run`)."""
-        return self._execution.pass_on(self._command.headers)
+        return self._execution.forward(self._command.headers)
 
-    def pass_on_headers(self) -> None:
+    def _forward_headers(self) -> None:
         """Before the handler is called, where there is something to pass on, or middleware that may
         add something."""
         self.headers  # noqa: B018  # makes it

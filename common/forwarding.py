@@ -1,5 +1,5 @@
-"""Headers that what is sent gets without being asked: those that an execution passes on, and those
-of instruments.
+"""Headers that commands and replies get by default: those that an execution passes on of its own
+command's, and those of instruments.
 
 They are kept in a context variable, so they reach whatever the handler calls, also on asyncio, and
 threads that run in a copy of its context (`contextvars.copy_context().run`); a plain thread sends
@@ -18,23 +18,23 @@ from cmdbus.headers import (
     check_header_name,
     check_headers,
     encode_headers,
-    encode_with,
+    encode_with_defaults,
     merged,
     selected,
 )
 
-#: Named, like those that are passed on, in the schema's function passed_on.
+#: Named, like those that are passed on, in the schema's function forwarded_headers.
 MESSAGE_ID = "pgmq_msg_id"
 
 #: Bytes of a character as JSON, and of what is around a header.
 _MAX_ESCAPED = 6
 
-_current: ContextVar[Mapping[str, str] | None] = ContextVar("cmdbus_headers", default=None)
-#: The headers to be passed on by what runs here; None for most.
-forwarded = _current.get
+_current: ContextVar[Mapping[str, str] | None] = ContextVar("cmdbus_default_headers", default=None)
+#: The headers that what is sent here gets unless it has others of the same names; None for most.
+default_headers = _current.get
 
 
-class PassedOn(dict[str, str]):
+class ForwardedHeaders(dict[str, str]):
     """`context.headers`. Only what can be sent gets in."""
 
     def __setitem__(self, name: str, value: str) -> None:
@@ -54,7 +54,7 @@ class PassedOn(dict[str, str]):
             encode_headers(changed)  # Raises if that is really too much.
         super().update(changes)
 
-    def __ior__(self, others: Any) -> "PassedOn":  # type: ignore[override,misc]  # as dict does
+    def __ior__(self, others: Any) -> "ForwardedHeaders":  # type: ignore[override,misc]  # as dict does
         self.update(others)
         return self
 
@@ -68,15 +68,16 @@ def check_forwarded(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(check_header_name(name, "forward_headers") for name in names))
 
 
-def pass_on(headers: Mapping[str, str], names: Iterable[str]) -> PassedOn:
-    """From now on, what is sent here gets those of these names, and what is added to the result."""
-    passed = PassedOn(selected(headers, names))
-    _current.set(passed)
-    return passed
+def forward(headers: Mapping[str, str], names: Iterable[str]) -> ForwardedHeaders:
+    """From now on, what is sent here gets the headers with these names, and those that are added to
+    the result."""
+    forwarded = ForwardedHeaders(selected(headers, names))
+    _current.set(forwarded)
+    return forwarded
 
 
 @contextmanager
-def also_forwarding(headers: Mapping[str, str]) -> Iterator[None]:
+def also_by_default(headers: Mapping[str, str]) -> Iterator[None]:
     """Also these, of an instrument: they win over those that are passed on."""
     token = _current.set(merged(_current.get(), headers))
     try:
@@ -85,12 +86,12 @@ def also_forwarding(headers: Mapping[str, str]) -> Iterator[None]:
         _current.reset(token)
 
 
-def reply_headers(passed: PassedOn, headers: Mapping[str, str]) -> str | None:
-    """Those of a reply to a command with these headers, as JSON text; None for what the schema
-    passes on by itself."""
-    kept = passed.copy()  # At once, as another thread may change it.
+def reply_headers(forwarded: ForwardedHeaders, headers: Mapping[str, str]) -> str | None:
+    """Those of a reply to a command with these `headers`, as JSON text; None for what the schema
+    forwards by itself."""
+    kept = forwarded.copy()  # At once, as another thread may change it.
     if kept == selected(headers, FORWARDED):
         return None
     if MESSAGE_ID in headers:
         kept.setdefault(MESSAGE_ID, headers[MESSAGE_ID])
-    return encode_with(None, kept) or "{}"
+    return encode_with_defaults(None, kept) or "{}"

@@ -83,17 +83,19 @@ def encode_headers(headers: Mapping[str, str] | None) -> str | None:
     return text
 
 
-def encode_with(own: Mapping[str, str] | None, forwarded: Mapping[str, str] | None) -> str | None:
-    """As JSON text. Those that are passed on give way to a sender's own, and to the bounds; a
-    ValueError is about the sender's."""
-    if not forwarded:
+def encode_with_defaults(
+    own: Mapping[str, str] | None, defaults: Mapping[str, str] | None
+) -> str | None:
+    """As JSON text. Defaults give way to a sender's own headers, and to the bounds; a ValueError is
+    about the sender's."""
+    if not defaults:
         return encode_headers(own)
     try:
-        return encode_headers(merged(forwarded, own))
+        return encode_headers(merged(defaults, own))
     except (ValueError, TypeError):
         text = encode_headers(own)
     kept = dict(own or {})
-    for name, value in {**forwarded}.items():  # Another thread may change them.
+    for name, value in {**defaults}.items():  # Another thread may change them.
         if name not in kept:
             try:
                 text = encode_headers({**kept, name: value})

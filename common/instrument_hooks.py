@@ -11,7 +11,7 @@ from uuid import UUID
 
 from cmdbus import instruments
 from cmdbus.clock import time
-from cmdbus.forwarding import also_forwarding
+from cmdbus.forwarding import also_by_default
 from cmdbus.headers import check_headers
 from cmdbus.instruments import EndedExecution, Instrument, Request, Sending, log_failure
 from cmdbus.surroundings import Run
@@ -74,7 +74,7 @@ class ObservedSend(_Observation):
     def __init__(self, requests: Sequence[Request], operation: str) -> None:
         super().__init__("sending", requests, operation)
         self._sendings: list[tuple[Instrument, Sending]] = []
-        self._forwarding: AbstractContextManager[None] = nullcontext()
+        self._with_headers: AbstractContextManager[None] = nullcontext()
 
     def __enter__(self) -> Self:
         headers: dict[str, str] = {}
@@ -89,12 +89,12 @@ class ObservedSend(_Observation):
             else:
                 self._sendings.append((instrument, sending))
         if headers:
-            self._forwarding = also_forwarding(headers)
-        self._forwarding.__enter__()
+            self._with_headers = also_by_default(headers)
+        self._with_headers.__enter__()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._forwarding.__exit__(kind, error, trace)
+        self._with_headers.__exit__(kind, error, trace)
         super().__exit__(kind, error, trace)
 
     def sent(self, ids: Sequence[UUID], count: int | None = None) -> None:

@@ -24,7 +24,7 @@ from cmdbus import (
     SchemaError,
 )
 from cmdbus.errors import MissingRightError
-from cmdbus.forwarding import pass_on
+from cmdbus.forwarding import forward
 
 set_up()
 
@@ -75,7 +75,7 @@ def test_a_task_is_a_command(django_dsn: str) -> None:
 
 def test_a_task_that_a_handler_sends_gets_the_headers_that_are_passed_on(django_dsn: str) -> None:
     def enqueue() -> Any:
-        pass_on({"tenant": "blue", "own": "stays"}, ["tenant"])
+        forward({"tenant": "blue", "own": "stays"}, ["tenant"])
         return confirm.enqueue(7)
 
     result = copy_context().run(enqueue)

@@ -23,7 +23,7 @@ from cmdbus import (
     HandlerRegistry,
     SendRequest,
 )
-from cmdbus.forwarding import PassedOn, forwarded, pass_on
+from cmdbus.forwarding import ForwardedHeaders, default_headers, forward
 from cmdbus.headers import MAX_HEADERS
 from cmdbus.instruments import Instrument, Request, Sending
 from cmdbus.testing import make_command, make_context
@@ -106,7 +106,7 @@ def test_a_handler_changes_what_is_passed_on(dsn: str, bus: CommandBus) -> None:
         bus.send("sent", "cleared")
 
     def begin(command: Command, context: Context) -> None:
-        assert forwarded() is None
+        assert default_headers() is None
         bus.send("begun", "before")
         context.headers["tenant"] = "red"
         bus.send("begun", "after")
@@ -126,7 +126,7 @@ def test_a_handler_changes_what_is_passed_on(dsn: str, bus: CommandBus) -> None:
     }
     begun = [(each.type, each.headers) for each in reversed(bus.query("begun"))]
     assert begun == [("before", {}), ("after", {"tenant": "red"})] * 2
-    assert forwarded() is None
+    assert default_headers() is None
 
 
 def test_a_registry_says_which_are_passed_on(dsn: str, bus: CommandBus) -> None:
@@ -275,7 +275,7 @@ def test_those_that_do_not_fit_give_way_to_the_senders_own(bus: CommandBus) -> N
     long = {"a": "x" * 4000, "b": "y" * 4000}
 
     def send() -> None:
-        pass_on({"traceparent": TRACE, "tenant": "z" * 200}, ("traceparent", "tenant"))
+        forward({"traceparent": TRACE, "tenant": "z" * 200}, ("traceparent", "tenant"))
         bus.send("sent", "full", headers=full)
         bus.send("sent", "long", headers=long)
         with pytest.raises(ValueError, match="header 'a' must be text"):
@@ -302,8 +302,8 @@ def test_what_could_not_be_sent_is_refused_where_it_is_added() -> None:
             change()
     assert context.headers == PASSED_ON
     assert context.headers.setdefault("tenant", "red") == "blue"
-    assert isinstance(context.headers, PassedOn)
-    assert forwarded() is None
+    assert isinstance(context.headers, ForwardedHeaders)
+    assert default_headers() is None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from cmdbus.headers import (
     check_header_name,
     decode_headers,
     encode_headers,
-    encode_with,
+    encode_with_defaults,
     merged,
     selected,
 )
@@ -152,7 +152,7 @@ def test_headers_may_change_while_they_are_passed_on(frequent_switches: None) ->
     thread.start()
     try:
         for _ in range(100):
-            assert {"first", "second"} <= {*decode_headers(encode_with(None, passed))}
+            assert {"first", "second"} <= {*decode_headers(encode_with_defaults(None, passed))}
     finally:
         is_over.set()
         thread.join()

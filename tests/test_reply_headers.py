@@ -83,15 +83,13 @@ def test_all_that_is_taken_can_be_passed_on(
     bus.cancel("payments", asked(bus, most))
     assert reply_headers(bus) == [most]
     given = '{ "tenant" : "\\u00e4" , "tracestate": "a", "tenant": "b", "own": "c" }'
-    passed = scalar(connection, "SELECT cmdbus.passed_on(%s)::text", given)
+    passed = scalar(connection, "SELECT cmdbus.forwarded_headers(%s)::text", given)
     assert passed == '{"tracestate":"a","tenant":"b"}'
     for nothing in (None, "{}", '{"own": "c"}'):
-        assert scalar(connection, "SELECT cmdbus.passed_on(%s)::text", nothing) is None
+        assert scalar(connection, "SELECT cmdbus.forwarded_headers(%s)::text", nothing) is None
     every = json.dumps(dict.fromkeys((*FORWARDED, "pgmq_msg_id"), "x"))
-    assert json.loads(scalar(connection, "SELECT cmdbus.passed_on(%s)::text", every)).keys() == {
-        *FORWARDED,
-        "pgmq_msg_id",
-    }
+    forwarded = scalar(connection, "SELECT cmdbus.forwarded_headers(%s)::text", every)
+    assert json.loads(forwarded).keys() == {*FORWARDED, "pgmq_msg_id"}
 
 
 def test_a_program_that_reads_replies_sees_them(dsn: str, bus: CommandBus) -> None:

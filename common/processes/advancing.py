@@ -14,7 +14,7 @@ from cmdbus.errors import (
     PermanentCommandError,
     TransientCommandError,
 )
-from cmdbus.forwarding import forwarded
+from cmdbus.forwarding import default_headers
 from cmdbus.payloads.forms import form_of
 from cmdbus.processes.batch_steps import BATCH, create_batch
 from cmdbus.processes.managers import checked_result, checked_state, load_state, step_of
@@ -285,7 +285,7 @@ class Process:
                     "its SendRequest has a unique key, by which a command could be refused that "
                     "the process awaits"
                 )
-            return self._rules.check(request, new_id(), forwarded())
+            return self._rules.check(request, new_id(), default_headers())
 
     def _asking(self, what: str) -> "_Asking":
         return _Asking(self, what)

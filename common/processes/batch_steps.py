@@ -6,7 +6,7 @@ from uuid import UUID
 
 from cmdbus.data import encode
 from cmdbus.database.pool import Connection
-from cmdbus.forwarding import forwarded
+from cmdbus.forwarding import default_headers
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.requests import SELDOM, Outgoing
 from cmdbus.producer.store import Store
@@ -95,6 +95,6 @@ def _after(domain: str, process_id: UUID) -> str:
         "own": False,
         "priority": 5,
     }
-    if headers := forwarded():
+    if headers := default_headers():
         command["headers"] = dict(headers)
     return encode(command)

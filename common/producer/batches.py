@@ -18,7 +18,7 @@ from cmdbus.checks import (
 from cmdbus.clock import time
 from cmdbus.database.pool import Connection
 from cmdbus.errors import BatchNotFoundError, InvalidOperationError
-from cmdbus.forwarding import forwarded
+from cmdbus.forwarding import default_headers
 from cmdbus.instrument_hooks import ObservedSend
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.batch_requests import Source, encoded
@@ -294,7 +294,7 @@ class Batches(Steering):
             raise ValueError(
                 f"on_complete and on_cancel must be SendRequests, not {type(request).__name__}"
             )
-        command = self._rules.check(self._sends.seen(request), new_id(), forwarded())
+        command = self._rules.check(self._sends.seen(request), new_id(), default_headers())
         if command.unique_key is not None:
             raise ValueError(
                 "on_complete and on_cancel take no unique key: what a batch sends at its end is "

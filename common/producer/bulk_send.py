@@ -7,7 +7,7 @@ from uuid import UUID
 
 from cmdbus.checks import check_id, check_name
 from cmdbus.errors import DuplicateCommandError
-from cmdbus.forwarding import forwarded
+from cmdbus.forwarding import default_headers
 from cmdbus.producer.ids import new_ids
 from cmdbus.producer.requests import SELDOM, SendRequest
 from cmdbus.uniqueness import Unique, check_unique
@@ -43,13 +43,14 @@ class BulkSend:
             if request.changes is not None:
                 self.changed.append((*self.sent[-1], request.changes))
         self.counts = Counter(domain for domain, _ in self.sent)
-        #: Headers that are passed on to all of them.
-        self.forwarded = forwarded()
+        #: Headers that all of them get by default.
+        self.default_headers = default_headers()
         #: Those of SELDOM's columns that some have.
         self.seldom = [
             column
             for field, column in SELDOM.items()
-            if any(map(attrgetter(field), requests)) or (self.forwarded and field == "headers")
+            if any(map(attrgetter(field), requests))
+            or (self.default_headers and field == "headers")
         ]
         if len(set(self.brought)) < len(self.brought):
             (domain, command_id), _ = Counter(self.brought).most_common(1)[0]

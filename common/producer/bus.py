@@ -15,7 +15,7 @@ from cmdbus.checks import (
 )
 from cmdbus.data import MAX_BYTES
 from cmdbus.errors import InvalidOperationError
-from cmdbus.forwarding import forwarded
+from cmdbus.forwarding import default_headers
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.payloads.forms import Encoder
 from cmdbus.producer.batches import Batches
@@ -197,7 +197,7 @@ class CommandBus(
     def _begun(self, request: SendRequest, timeout: float) -> Call:
         seconds = check_seconds("timeout", timeout)
         request = self._sends.seen(request)
-        command = self._rules.check(request, new_id(), forwarded())
+        command = self._rules.check(request, new_id(), default_headers())
         if command.own or command.on_conflict == EXISTING:
             raise ValueError(
                 "on_send gave a called command an id or on_conflict='existing': a call sends a "

@@ -8,8 +8,8 @@ from uuid import UUID
 from cmdbus.checks import check_id, check_iterable, check_name, check_whole
 from cmdbus.database.pool import Connection
 from cmdbus.errors import InvalidOperationError
-from cmdbus.forwarding import forwarded
-from cmdbus.headers import encode_with
+from cmdbus.forwarding import default_headers
+from cmdbus.headers import encode_with_defaults
 from cmdbus.payloads.forms import form_of
 from cmdbus.producer.batch_requests import check_joined
 from cmdbus.producer.ids import new_call, new_id
@@ -66,7 +66,7 @@ class ProcessStart:
             "start_id": new_id(),
             "call": new_call(),
         }
-        if headers := encode_with(request.headers, forwarded()):
+        if headers := encode_with_defaults(request.headers, default_headers()):
             values["headers"] = headers
         return cls(process_id, domain, values)
 

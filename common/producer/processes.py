@@ -8,8 +8,8 @@ from uuid import UUID
 from cmdbus import instruments
 from cmdbus.checks import check_id, check_operator, check_text, check_whole
 from cmdbus.errors import InvalidOperationError, ProcessNotFoundError
-from cmdbus.forwarding import forwarded
-from cmdbus.headers import encode_with
+from cmdbus.forwarding import default_headers
+from cmdbus.headers import encode_with_defaults
 from cmdbus.instrument_hooks import ObservedSend
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.arguments import check_latest, check_remark
@@ -217,7 +217,7 @@ class Processes:
     def _signal(
         self, process_id: UUID, values: dict[str, Any], connection: CallersConnection | None
     ) -> None:
-        if headers := encode_with(None, forwarded()):
+        if headers := encode_with_defaults(None, default_headers()):
             values["headers"] = headers
         number = None if connection is not None else new_call()
         found, domain, admission = self._connections.use(

@@ -17,7 +17,7 @@ from cmdbus.checks import (
     shown,
 )
 from cmdbus.data import CEILING_BYTES, check_encoder, encode
-from cmdbus.headers import encode_with
+from cmdbus.headers import encode_with_defaults
 from cmdbus.payloads.forms import Encoder
 from cmdbus.priorities import PRIORITIES, check_priority
 from cmdbus.retry import MAX_ATTEMPTS
@@ -135,10 +135,10 @@ class SendRules:
         return encode(value, what=what, max_bytes=self.max_bytes, encoder=self.encoder)
 
     def check(
-        self, request: SendRequest, spare_id: UUID, forwarded: Mapping[str, str] | None = None
+        self, request: SendRequest, spare_id: UUID, defaults: Mapping[str, str] | None = None
     ) -> Outgoing:
-        """The request as it will be written, with `spare_id` if it brings none, and the headers
-        that are passed on to it; or a ValueError."""
+        """The request as it will be written, with `spare_id` if it brings none, and with the
+        headers in `defaults` of whose names it has no own; or a ValueError."""
         brought, headers = request.command_id, request.headers
         command_id = spare_id if brought is None else check_id("command_id", brought)
         correlation = request.correlation_id
@@ -159,7 +159,9 @@ class SendRules:
             check_key("key", request.key),
             check_expires(request.expires, request.delay, request.run_at),
             request.changes,
-            None if headers is None and forwarded is None else encode_with(headers, forwarded),
+            None
+            if headers is None and defaults is None
+            else encode_with_defaults(headers, defaults),
         )
         if (
             request.unique is None

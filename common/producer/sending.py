@@ -144,7 +144,7 @@ class Sender:
             self._check_keys(connection, bulk.requests)
         self.identify(connection, bulk, call)
         # Checked while they are copied, so that both processes work at once.
-        commands = map(check, bulk.requests, bulk.ids, repeat(bulk.forwarded))
+        commands = map(check, bulk.requests, bulk.ids, repeat(bulk.default_headers))
         self._store.copy(connection, commands, admitted[0][-1], batch_id, bulk.seldom)
         if bulk.changed:
             self._store.note_changes(connection, bulk.changed)

@@ -7,8 +7,8 @@ from uuid import UUID
 
 from cmdbus import instruments
 from cmdbus.database.pool import Connection
-from cmdbus.forwarding import forwarded
-from cmdbus.headers import encode_with
+from cmdbus.forwarding import default_headers
+from cmdbus.headers import encode_with_defaults
 from cmdbus.instrument_hooks import ObservedSend
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.bulk_send import BulkSend
@@ -43,7 +43,7 @@ class Sends:
     def _write_one(self, request: SendRequest, connection: CallersConnection | None) -> UUID:
         if self._on_send is not None:
             request = self.seen(request)
-        command = self._rules.check(request, new_id(), forwarded())
+        command = self._rules.check(request, new_id(), default_headers())
         return self.run(connection, lambda c, attempt: self.sender.send(c, command, attempt))
 
     def called(
@@ -68,7 +68,9 @@ class Sends:
             return
         with ObservedSend([request], "call") as sending:
             # Instruments are asked for headers where it is sent: in a thread, on asyncio.
-            write(command._replace(headers=encode_with(request.headers, forwarded())))
+            write(
+                command._replace(headers=encode_with_defaults(request.headers, default_headers()))
+            )
             sending.sent([command.command_id])
 
     def all(

@@ -13,7 +13,7 @@ from cmdbus import instruments
 from cmdbus.data import MAX_BYTES
 from cmdbus.database.pool import Connection
 from cmdbus.django.results import TaskRow
-from cmdbus.forwarding import forwarded
+from cmdbus.forwarding import default_headers
 from cmdbus.instrument_hooks import ObservedSend
 from cmdbus.integrations.callers_connection import session_of
 from cmdbus.producer.ids import new_id
@@ -41,7 +41,7 @@ class TaskCommands:
         return command_id, sent_at
 
     def _write(self, request: SendRequest) -> tuple[UUID, datetime | None]:
-        command = self._rules.check(request, new_id(), forwarded())
+        command = self._rules.check(request, new_id(), default_headers())
         with self._session("producer") as session:
             return self._sender.send_dated(session, command)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cmdbus.clock import time
-from cmdbus.forwarding import PassedOn, pass_on, reply_headers
+from cmdbus.forwarding import ForwardedHeaders, forward, reply_headers
 from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.execution.executing_thread import ExecutingThread, Handled
@@ -20,7 +20,7 @@ class ContextFacts:
     _thread: ExecutingThread[Any]
     _statements: ClaimStatements
     #: None if nothing has asked for `context.headers`, and the command has none.
-    _passed_on: PassedOn | None = None
+    _forwarded: ForwardedHeaders | None = None
 
     @property
     def schema(self) -> str:
@@ -45,12 +45,12 @@ class ContextFacts:
     def count_denied(self) -> None:
         self._thread.count_denied()
 
-    def pass_on(self, headers: Mapping[str, str]) -> PassedOn:
-        self._passed_on = pass_on(headers, self._handled.forward_headers)
-        return self._passed_on
+    def forward(self, headers: Mapping[str, str]) -> ForwardedHeaders:
+        self._forwarded = forward(headers, self._handled.forward_headers)
+        return self._forwarded
 
     def _reply_headers(self) -> str | None:
         """See Finished; asked for where something is passed on."""
-        if self._passed_on is None or self.claim.reply_to is None:
+        if self._forwarded is None or self.claim.reply_to is None:
             return None
-        return reply_headers(self._passed_on, self.claim.headers)
+        return reply_headers(self._forwarded, self.claim.headers)

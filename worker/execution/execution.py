@@ -161,8 +161,8 @@ class Execution(ContextFacts):
                     if command.headers is NO_HEADERS:
                         result = copy_context().run(run, command, context)
                     else:
-                        pass_on = context.pass_on_headers
-                        result = copy_context().run(run_after, pass_on, run, command, context)
+                        forward = context._forward_headers
+                        result = copy_context().run(run_after, forward, run, command, context)
                 finally:
                     if os.getpid() != self._thread.pid:
                         leave_fork()
@@ -200,7 +200,7 @@ class Execution(ContextFacts):
 
     def _finished(self, outcome: Outcome) -> Finished:
         now = time.monotonic()
-        headers = None if self._passed_on is None else self._reply_headers()
+        headers = None if self._forwarded is None else self._reply_headers()
         ended = self.claim, outcome, self.max_attempts, now, now - self.began, headers
         return _new(Finished, ended)
 

@@ -104,8 +104,8 @@ class GroupExecution:
                 if command.headers is NO_HEADERS:
                     copy_context().run(group.handle, command)
                 else:
-                    pass_on = partial(execution.pass_on, command.headers)
-                    copy_context().run(run_after, pass_on, group.handle, command)
+                    forward = partial(execution.forward, command.headers)
+                    copy_context().run(run_after, forward, group.handle, command)
             else:
                 cast("SurroundedExecution", execution).handle_within(first, group.handle, command)
         finally:

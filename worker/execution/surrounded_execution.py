@@ -171,7 +171,7 @@ class SurroundedExecution(Execution):
         surroundings = self._handled.surroundings
         assert surroundings is not None
         run = surroundings(lambda command, context: handle(command))
-        copy_context().run(run_after, context.pass_on_headers, run, command, context)
+        copy_context().run(run_after, context._forward_headers, run, command, context)
 
     def call_afterwards(self, outcome: Outcome, error: BaseException | None = None) -> None:
         """What waits for this outcome to be committed."""

@@ -13,7 +13,7 @@ from cmdbus.command import Command
 from cmdbus.context import Batch, Context
 from cmdbus.data import check_encoder, decode, encode
 from cmdbus.errors import InvalidOperationError
-from cmdbus.forwarding import PassedOn
+from cmdbus.forwarding import ForwardedHeaders
 from cmdbus.headers import FORWARDED, NO_HEADERS, Headers, check_headers, selected
 from cmdbus.integrations.callers_connection import CallersConnection, session_of
 from cmdbus.payloads.forms import Encoder
@@ -207,9 +207,9 @@ class _MadeExecution:
     def breaker(self, name: str) -> AbstractContextManager[None]:
         return self._let_through(name)
 
-    def pass_on(self, headers: Mapping[str, str]) -> dict[str, str]:
+    def forward(self, headers: Mapping[str, str]) -> dict[str, str]:
         """For the handler to read and change; what the test sends has none of them."""
-        return PassedOn(selected(headers, FORWARDED))
+        return ForwardedHeaders(selected(headers, FORWARDED))
 
     @contextmanager
     def _let_through(self, name: str) -> Iterator[None]:

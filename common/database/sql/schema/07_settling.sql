@@ -3,7 +3,7 @@
 -- Those of a command's headers that its reply gets where no handler says which: the names of
 -- headers.py, and that by which a sender of PGMQ knows its message again. Without spaces, so that
 -- they are not longer than all are.
-CREATE FUNCTION {schema}.passed_on(p_headers json) RETURNS json
+CREATE FUNCTION {schema}.forwarded_headers(p_headers json) RETURNS json
 LANGUAGE sql IMMUTABLE STRICT
 AS $$
     SELECT ('{' || string_agg(to_json(n.name)::text || ':' || (p_headers -> n.name)::text, ',')
@@ -182,7 +182,7 @@ BEGIN
             'outcome', CASE kind WHEN 'COMPLETED' THEN 'SUCCESS' ELSE 'FAILED' END,
             'result', CASE kind WHEN 'COMPLETED' THEN result ELSE json_build_object(
                 'code', code, 'message', message, 'details', details -> 'details') END),
-            CASE WHEN reply_headers IS NULL THEN {schema}.passed_on(headers)
+            CASE WHEN reply_headers IS NULL THEN {schema}.forwarded_headers(headers)
                  WHEN reply_headers::text <> '{}' THEN reply_headers END
         FROM gone WHERE reply_to IS NOT NULL AND kind IN ('COMPLETED', 'FAILED')
     )

@@ -136,7 +136,7 @@ BEGIN
     )
     SELECT count(*), count(CASE WHEN reply_to IS NOT NULL THEN {schema}.send_reply(
         reply_to, command_id, type, correlation_id, 'CANCELED', failure,
-        {schema}.passed_on(headers))::text END),
+        {schema}.forwarded_headers(headers))::text END),
         array_agg(batch_id) FILTER (WHERE batch_id IS NOT NULL),
         count(CASE WHEN caller IS NOT NULL
                    THEN {schema}.wake_caller(caller, command_id)::text END)

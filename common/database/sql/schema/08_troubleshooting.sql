@@ -56,7 +56,7 @@ BEGIN
             reply_to, command_id, type, correlation_id,
             CASE p_action WHEN 'CANCEL' THEN 'CANCELED' ELSE 'SUCCESS' END,
             CASE p_action WHEN 'CANCEL' THEN failure ELSE p_result END,
-            {schema}.passed_on(headers))::text END),
+            {schema}.forwarded_headers(headers))::text END),
         array_agg(batch_id) FILTER (WHERE p_action <> 'RETRY' AND batch_id IS NOT NULL),
         array_agg(ROW(domain, type, key, priority)::{schema}.lane_key) FILTER (
             WHERE lane_position IS NOT NULL)

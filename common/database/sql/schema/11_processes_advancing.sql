@@ -182,7 +182,7 @@ BEGIN
                                         due_at, headers)
         SELECT p_domain, 0, o.timer_id, 'process:deadline',
             json_build_object('number', o.number + 1), o.process_id,
-            present + make_interval(secs => o.deadline), {schema}.passed_on(o.headers)
+            present + make_interval(secs => o.deadline), {schema}.forwarded_headers(o.headers)
         FROM unnest(p_process_ids, p_numbers, p_deadlines, p_new_timer_ids, p_headers)
             o (process_id, number, deadline, timer_id, headers)
         WHERE o.timer_id IS NOT NULL;
