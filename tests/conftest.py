@@ -31,6 +31,7 @@ from fleet import Fleet, make_effects, unstarted
 from guarded import Guarded, guarded_server
 from leftovers import assert_soon_empty, children, names_in, open_files
 from pgmq_queues import pgmq_dsn as pgmq_dsn
+from pgmq_queues import pgmq_template as pgmq_template
 from psycopg.sql import SQL, Identifier, Literal
 from queries import keeping
 from shop_days import shop as shop
@@ -197,9 +198,11 @@ def template(databases: Databases) -> Iterator[str]:
 
 
 @pytest.fixture
-def dsn(databases: Databases, template: str) -> Iterator[str]:
+def dsn(request: pytest.FixtureRequest, databases: Databases, template: str) -> Iterator[str]:
     """A database of this test's own, with the schema and the table of effects; its user is a
     superuser."""
+    if "pgmq_dsn" in request.fixturenames:
+        template = request.getfixturevalue("pgmq_template")
     with databases.fresh(template) as name, keeping(dsn := databases.dsn_of(name)):
         yield dsn
 
