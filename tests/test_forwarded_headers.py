@@ -223,6 +223,25 @@ def test_a_process_keeps_them_across_a_step_of_several_commands(dsn: str, bus: C
     assert [each.headers for each in hotels] == [{**PASSED_ON, "seat": n} for n in "ba"]
 
 
+def test_a_step_of_several_commands_goes_on_without_headers_that_do_not_fit(
+    dsn: str, bus: CommandBus
+) -> None:
+    many = {f"h{number}": "" for number in range(MAX_HEADERS + 1)}
+    registry = HandlerRegistry()
+    registry.register_process(Crowd())
+    registry.register("bookings", "Flight", lambda command, context: None)
+
+    @registry.around(domain="trips")
+    def trace(command: Command, context: Context) -> Iterator[None]:
+        dict.update(context.headers, many)  # As OpenTelemetry does, for speed.
+        yield
+
+    with running(dsn, soon(registry)):
+        bus.start_process("trips", "Booking", Trip("Paris"))
+        hotels = eventually(lambda: bus.query("bookings", type="Hotel"))
+    assert [len(each.headers) for each in hotels] == [MAX_HEADERS] * 2
+
+
 class Stamping(Instrument):
     def __init__(self, headers: Any) -> None:
         self.headers = headers

@@ -7,6 +7,7 @@ from uuid import UUID
 from cmdbus.data import encode
 from cmdbus.database.pool import Connection
 from cmdbus.forwarding import default_headers
+from cmdbus.headers import decode_headers, encode_with_defaults
 from cmdbus.producer.ids import new_call, new_id
 from cmdbus.producer.requests import SELDOM, Outgoing
 from cmdbus.producer.store import Store
@@ -95,6 +96,6 @@ def _after(domain: str, process_id: UUID) -> str:
         "own": False,
         "priority": 5,
     }
-    if headers := default_headers():
-        command["headers"] = dict(headers)
+    if headers := decode_headers(encode_with_defaults(None, default_headers())):
+        command["headers"] = headers
     return encode(command)
