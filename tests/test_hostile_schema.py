@@ -20,7 +20,7 @@ from psycopg.sql import SQL, Identifier, Literal
 from cmdbus import CommandBus, SendRequest
 from cmdbus.database.schema import install
 from cmdbus.database.statements import load, render
-from cmdbus.pgmq import statements as operations
+from cmdbus.pgmq import operations
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.steward.batch_round import BatchRound

@@ -21,7 +21,7 @@ from cmdbus import (
     ShutdownError,
     instruments,
 )
-from cmdbus.prometheus import Collector, sends
+from cmdbus.prometheus import Collector, send_counters
 
 DEBIT = SendRequest("payments", "Debit")
 
@@ -29,7 +29,7 @@ DEBIT = SendRequest("payments", "Debit")
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[CollectorRegistry]:
     """Of a process that has sent nothing."""
-    monkeypatch.setattr(sends.SENDS, "_counts", {})
+    monkeypatch.setattr(send_counters.SEND_COUNTERS, "_counts", {})
     with registered() as registry:
         yield registry
 
@@ -106,7 +106,7 @@ def test_series_are_bounded(bus: CommandBus, registry: CollectorRegistry) -> Non
 def test_nothing_is_counted_before_the_first_collector_and_after_the_last(
     bus: CommandBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sends.SENDS, "_counts", {})
+    monkeypatch.setattr(send_counters.SEND_COUNTERS, "_counts", {})
     bus.send("payments", "Debit")
     with registered() as first, registered() as second:
         bus.send("payments", "Debit")
@@ -152,7 +152,7 @@ def test_a_fork_counts_what_it_sends_itself_on_sessions_of_its_own(
         with psycopg.connect(dsn) as connection:
             return {pid for (pid,) in connection.execute(query.encode())}
 
-    monkeypatch.setattr(sends.SENDS, "_counts", {})
+    monkeypatch.setattr(send_counters.SEND_COUNTERS, "_counts", {})
     with registered(bus) as registry:
         bus.send("payments", "Debit")
         assert eventually(lambda: samples(registry, "cmdbus_queue_depth"))

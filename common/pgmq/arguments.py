@@ -22,7 +22,7 @@ MAX_ID = 2**63 - 1
 #: As PGMQ counts messages and seconds.
 MAX_INTEGER = 2**31 - 1
 
-Wait = float | timedelta | datetime
+VisibleFrom = float | timedelta | datetime
 
 
 class Visibility(NamedTuple):
@@ -38,8 +38,8 @@ class Visibility(NamedTuple):
         return int(self.seconds) if is_whole and self.seconds <= MAX_INTEGER else None
 
 
-class Form(NamedTuple):
-    """How payloads become JSON."""
+class JsonRules(NamedTuple):
+    """How messages and headers become JSON."""
 
     max_bytes: int
     encoder: Encoder | None
@@ -57,7 +57,7 @@ class Form(NamedTuple):
         return self.message(dict(value), what)
 
 
-def check_visibility(what: str, value: Wait | None) -> Visibility:
+def check_visibility(what: str, value: VisibleFrom | None) -> Visibility:
     """Seconds, a timedelta or an aware datetime; at once, if it is None."""
     if value is None:
         return Visibility(0, None)
@@ -109,7 +109,9 @@ def check_msg_ids(values: Iterable[int]) -> list[int]:
 
 
 def check_batch(
-    form: Form, messages: Iterable[object], headers: Iterable[Mapping[str, object] | None] | None
+    rules: JsonRules,
+    messages: Iterable[object],
+    headers: Iterable[Mapping[str, object] | None] | None,
 ) -> tuple[list[str], list[str | None] | None]:
     """The JSON of the messages, and that of their headers if any has some."""
     for what, values in (("messages", messages), ("headers", headers)):
@@ -119,7 +121,7 @@ def check_batch(
     texts: list[str] = []
     size = 0
     for i, value in enumerate(check_iterable("messages", messages, "messages")):
-        texts.append(form.message(value, f"messages[{i}]"))
+        texts.append(rules.message(value, f"messages[{i}]"))
         size = _check_size(size, texts[-1])
     if headers is None:
         return texts, None
@@ -129,7 +131,7 @@ def check_batch(
             f"headers must have one for each of the {len(texts)} messages (None for none), "
             f"not {len(given)}"
         )
-    heads = [form.headers(value, f"headers[{i}]") for i, value in enumerate(given)]
+    heads = [rules.headers(value, f"headers[{i}]") for i, value in enumerate(given)]
     for head in heads:
         size = _check_size(size, head or "")
     return texts, heads if any(heads) else None

@@ -9,12 +9,12 @@ from cmdbus.clock import time
 from cmdbus.data import CEILING_BYTES, MAX_BYTES, check_encoder
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.payloads.forms import Encoder
-from cmdbus.pgmq import statements as operations
+from cmdbus.pgmq import operations
 from cmdbus.pgmq.arguments import (
     MAX_INTEGER,
-    Form,
+    JsonRules,
     Visibility,
-    Wait,
+    VisibleFrom,
     check_batch,
     check_msg_id,
     check_msg_ids,
@@ -22,8 +22,8 @@ from cmdbus.pgmq.arguments import (
     check_visibility,
     check_vt,
 )
+from cmdbus.pgmq.operations import Operation
 from cmdbus.pgmq.sessions import Sessions
-from cmdbus.pgmq.statements import Operation
 from cmdbus.pgmq.values import (
     Message,
     Queue,
@@ -66,7 +66,7 @@ class PgmqClient:
         caller closes. `max_bytes` bounds a message, and its headers. See CommandBus for `encoder`,
         `prepare` and `timeout`."""
         size = check_whole("max_bytes", max_bytes, 1, CEILING_BYTES)
-        self._form = Form(size, check_encoder(encoder))
+        self._json = JsonRules(size, check_encoder(encoder))
         self._sessions = Sessions(dsn, pool, prepare, timeout)
 
     def send(
@@ -75,7 +75,7 @@ class PgmqClient:
         message: Any,
         *,
         headers: Mapping[str, Any] | None = None,
-        delay: Wait | None = None,
+        delay: VisibleFrom | None = None,
         connection: CallersConnection | None = None,
     ) -> int:
         """Sends one message, any JSON value, and returns its msg_id.
@@ -83,7 +83,7 @@ class PgmqClient:
         `delay`: seconds, a timedelta or an aware datetime before which no reader gets it.
         """
         at = check_visibility("delay", delay)
-        values = {"message": self._form.message(message), "headers": self._form.headers(headers)}
+        values = {"message": self._json.message(message), "headers": self._json.headers(headers)}
         found = self._sent(connection, queue, values, at, operations.SEND, operations.SEND_AT)
         return found[0]
 
@@ -93,14 +93,14 @@ class PgmqClient:
         messages: Iterable[Any],
         *,
         headers: Iterable[Mapping[str, Any] | None] | None = None,
-        delay: Wait | None = None,
+        delay: VisibleFrom | None = None,
         connection: CallersConnection | None = None,
     ) -> list[int]:
         """Sends all `messages`, or none, and returns their msg_ids in order. `headers` has one for
         each message, None for none. See `send` for `delay`."""
         check_queue(queue)
         at = check_visibility("delay", delay)
-        texts, heads = check_batch(self._form, messages, headers)
+        texts, heads = check_batch(self._json, messages, headers)
         if not texts:
             return []
         values = {"messages": texts, "headers": heads}
@@ -123,7 +123,7 @@ class PgmqClient:
         """
         condition = None
         if conditional is not None:
-            condition = self._form.message(conditional, "conditional")
+            condition = self._json.message(conditional, "conditional")
         values = {
             "vt": check_vt(vt),
             "qty": check_whole("qty", qty, 1, MAX_INTEGER),
@@ -169,7 +169,12 @@ class PgmqClient:
 
     @overload
     def set_vt(
-        self, queue: str, msg_id: int, vt: Wait, *, connection: CallersConnection | None = None
+        self,
+        queue: str,
+        msg_id: int,
+        vt: VisibleFrom,
+        *,
+        connection: CallersConnection | None = None,
     ) -> Message | None: ...
 
     @overload
@@ -177,7 +182,7 @@ class PgmqClient:
         self,
         queue: str,
         msg_id: Iterable[int],
-        vt: Wait,
+        vt: VisibleFrom,
         *,
         connection: CallersConnection | None = None,
     ) -> list[Message]: ...
@@ -186,7 +191,7 @@ class PgmqClient:
         self,
         queue: str,
         msg_id: int | Iterable[int],
-        vt: Wait,
+        vt: VisibleFrom,
         *,
         connection: CallersConnection | None = None,
     ) -> Message | list[Message] | None:

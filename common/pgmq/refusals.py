@@ -12,7 +12,7 @@ from cmdbus.errors import (
     QueueNotFoundError,
     SchemaError,
 )
-from cmdbus.pgmq.statements import ARCHIVE, METRICS, QUEUES, Operation
+from cmdbus.pgmq.operations import ARCHIVE, METRICS, QUEUES, Operation
 from cmdbus.producer.statement_errors import role_of
 from cmdbus.queue_problems import grant_of_notifications, pgmq_missing, quoted
 

@@ -17,8 +17,8 @@ from cmdbus.integrations.callers_connection import (
     is_asynchronous,
     session_of,
 )
+from cmdbus.pgmq.operations import Operation, text_of
 from cmdbus.pgmq.refusals import EXPLAINED, explained, outcome_unknown
-from cmdbus.pgmq.statements import Operation, text_of
 from cmdbus.producer.connections import Connections, Pool
 from cmdbus.producer.statement_errors import not_encodable
 
@@ -55,7 +55,9 @@ class Sessions:
                 f"without a DSN or a pool"
             )
         else:
-            rows = self._own.use(None, lambda c, _: self._apart(c, operation, queue, values))
+            rows = self._own.use(
+                None, lambda c, _: self._on_own_session(c, operation, queue, values)
+            )
         if queue is not None and not rows[0][0]:
             raise QueueNotFoundError(queue)
         return [row[1:] for row in rows if row[1] is not None]
@@ -64,7 +66,7 @@ class Sessions:
         if self._own is not None:
             self._own.close()
 
-    def _apart(
+    def _on_own_session(
         self,
         session: Connection,
         operation: Operation,

@@ -11,9 +11,9 @@ from cmdbus.context import Context
 from cmdbus.instruments import EndedExecution, Instrument, Request, Sending
 from cmdbus.sentry import events, tracing
 from cmdbus.sentry.attempts import Attempt, Attempts
-from cmdbus.sentry.execution import Execution
+from cmdbus.sentry.execution_scope import ExecutionScope
 from cmdbus.sentry.options import options
-from cmdbus.sentry.publication import Publication
+from cmdbus.sentry.send_span import SendSpan
 
 
 class SentryInstrument(Instrument):
@@ -28,13 +28,13 @@ class SentryInstrument(Instrument):
         asked = options()
         if asked is None or not tracing.is_on():
             return nullcontext(Sending())
-        return Publication(requests, operation, propagate=asked.propagate_traces)
+        return SendSpan(requests, operation, propagate=asked.propagate_traces)
 
     def executing(self, command: Command, context: Context) -> AbstractContextManager[object]:
         asked = options()
         if asked is None:
             return nullcontext()
-        return Execution(command, context, asked, self._attempts)
+        return ExecutionScope(command, context, asked, self._attempts)
 
     def settled(self, ended: EndedExecution) -> None:
         if ended.outcome == "COMPLETED":

@@ -13,8 +13,8 @@ from cmdbus.board.views import BoardView
 from cmdbus.checks import check_seconds, shown
 from cmdbus.producer.bus import CommandBus
 from cmdbus.prometheus.database import DatabaseGauge
-from cmdbus.prometheus.sends import FAMILIES as FAMILIES_OF_SENDS
-from cmdbus.prometheus.sends import SENDS
+from cmdbus.prometheus.send_counters import FAMILIES as FAMILIES_OF_SENDS
+from cmdbus.prometheus.send_counters import SEND_COUNTERS
 from cmdbus.worker.probes.families import FAMILIES, Family, Sample
 from cmdbus.worker.probes.responses import Gauges
 from cmdbus.worker.probes.samples import Samples, of_board, of_database
@@ -59,7 +59,7 @@ class Collector:
         if not self._families:
             raise ValueError("Collector has nothing to show: give it a bus or a worker")
         if sends:
-            SENDS.begin()
+            SEND_COUNTERS.begin()
         #: By process: a fork has no threads of its parent's, and must not use its session. The pid
         #: is compared at each use, because a fork in C, as uWSGI's, runs no hooks.
         self._gauges: dict[int, DatabaseGauge] = {}
@@ -99,7 +99,7 @@ class Collector:
             gauges = self._read(self._bus)
             samples |= of_database(gauges, self._shown(gauges, domains))
         if self._counts_sends:
-            samples |= SENDS.samples()
+            samples |= SEND_COUNTERS.samples()
         return samples
 
     def _shown(self, gauges: Gauges, domains: Iterable[str]) -> Iterable[str]:
@@ -130,7 +130,7 @@ class Collector:
 def _end(gauges: dict[int, DatabaseGauge], sends: bool) -> None:
     """In a forked child the gauge of its parent is kept as it is."""
     if sends:
-        SENDS.end()
+        SEND_COUNTERS.end()
     gauge = gauges.pop(os.getpid(), None)
     if gauge is not None:
         gauge.stop(_STOP_SECONDS)

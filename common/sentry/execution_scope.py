@@ -25,7 +25,7 @@ _STATUSES = {
 }
 
 
-class Execution:
+class ExecutionScope:
     def __init__(
         self, command: Command, context: Context, options: Options, attempts: Attempts
     ) -> None:

@@ -1,4 +1,4 @@
-"""The statements of a PgmqClient, each with what an error says about it."""
+"""The operations of a PgmqClient: the statement of each, and what an error says about it."""
 
 from functools import cache
 from typing import NamedTuple
@@ -9,9 +9,9 @@ _IDS, _MESSAGES = "pgmq_ids", "pgmq_messages"
 
 
 class Operation(NamedTuple):
-    #: Of a statement, or of a call in a statement of this form.
+    #: The statement, or the call in the statement `template`; see pgmq.sql.
     name: str
-    form: str | None = None
+    template: str | None = None
     #: Rights on the queue's table that it needs.
     rights: str = "select"
     #: A second try has the same result as the first, whether that was carried out or not.
@@ -42,7 +42,7 @@ METRICS_ALL = Operation("pgmq_metrics_all", repeatable=True)
 
 @cache
 def text_of(operation: Operation) -> bytes:
-    if operation.form is None:
+    if operation.template is None:
         return statement(operation.name, "cmdbus")
     call = load()[operation.name].strip()
-    return render(operation.form, "cmdbus", call=call).encode()
+    return render(operation.template, "cmdbus", call=call).encode()

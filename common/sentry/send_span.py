@@ -11,7 +11,7 @@ from cmdbus.sentry import tracing
 _OF_COMMANDS = {"send", "send_many", "call", "batch.add"}
 
 
-class Publication(Sending):
+class SendSpan(Sending):
     """A span, inside of the current one, and headers with the trace."""
 
     _span: tracing.Span | None = None

@@ -54,7 +54,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
-class Sends(Instrument):
+class SendCounters(Instrument):
     """Counts while a collector wants it."""
 
     def __init__(self) -> None:
@@ -74,8 +74,8 @@ class Sends(Instrument):
             if not self._collectors:
                 instruments.remove(self)
 
-    def sending(self, requests: Sequence[Request], operation: str) -> "_CountedCall":
-        return _CountedCall(self._own(), requests, operation)
+    def sending(self, requests: Sequence[Request], operation: str) -> "_CountedSend":
+        return _CountedSend(self._own(), requests, operation)
 
     def samples(self) -> Samples:
         return self._own().samples()
@@ -127,7 +127,7 @@ class _Counts:
         }
 
 
-class _CountedCall(Sending):
+class _CountedSend(Sending):
     def __init__(self, counts: _Counts, requests: Sequence[Request], operation: str) -> None:
         self._counts, self._requests, self._operation = counts, requests, operation
         self._began = time.monotonic()
@@ -185,5 +185,4 @@ def _samples(counts: Mapping[tuple[str, ...], int], *names: str) -> Iterator[Sam
         yield "", dict(zip(names, values, strict=True)), count
 
 
-#: Of this process.
-SENDS = Sends()
+SEND_COUNTERS = SendCounters()
