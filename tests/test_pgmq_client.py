@@ -189,6 +189,24 @@ def test_messages_that_python_cannot_read_are_handed_over_as_they_are(
     assert isinstance(fourth.message, Undecodable) and fourth.headers == "text"
 
 
+def test_times_that_python_cannot_hold_are_bounded(
+    client: PgmqClient, connection: psycopg.Connection
+) -> None:
+    """One such message must not keep a reader from all others."""
+    write = "INSERT INTO pgmq.q_orders (enqueued_at, last_read_at, vt, message) VALUES "
+    connection.execute(write + "(%(t)s, %(t)s, '-infinity', '1')", {"t": "-infinity"})
+    connection.execute(write + "(%(t)s, NULL, '-infinity', '2')", {"t": "9999-12-31 23:59:59 UTC"})
+    connection.commit()
+    first, second = client.read("orders", qty=10)
+    assert (first.message, second.message) == (1, 2)
+    assert (first.enqueued_at.year, second.enqueued_at.year) == (2, 9998)
+    connection.execute("SET TimeZone = 'Asia/Tokyo'")
+    with connection.transaction():
+        latest = datetime.max.replace(tzinfo=UTC)
+        made = client.set_vt("orders", first.msg_id, latest, connection=connection)
+        assert made is not None and made.vt.year == 9998
+
+
 def test_an_encoder_gives_the_forms_of_other_values(pgmq_dsn: str, client: PgmqClient) -> None:
     def encode(value: object) -> object:
         if isinstance(value, complex):

@@ -6,7 +6,7 @@
 -- and OFFSET keeps the planner from putting the value in its place. (A condition alone does not
 -- do: from version 16 on, PostgreSQL may check it after the call.) A queue's table has its name
 -- in lower case. Where the PGMQ of the database is too old for a column, that of the same name
--- in `queue` stands in for it.
+-- in `queue` stands in for it. What another program wrote may have times that a Python cannot hold.
 
 -- name: pgmq_ids
 SELECT queue.found, result.msg_id
@@ -25,7 +25,12 @@ FROM (
     SELECT to_regclass('pgmq.' || quote_ident(lower('q_' || %(queue)s::text))) IS NOT NULL,
         NULL::timestamptz, NULL::jsonb OFFSET 0) AS queue (found, last_read_at, headers)
 LEFT JOIN LATERAL (
-    SELECT msg_id, read_ct, enqueued_at, last_read_at, vt, message::text, headers::text
+    SELECT msg_id, read_ct,
+        least(greatest(enqueued_at, '0002-01-01 00:00+00'), '9998-12-31 00:00+00'),
+        CASE WHEN last_read_at IS NOT NULL
+             THEN least(greatest(last_read_at, '0002-01-01 00:00+00'), '9998-12-31 00:00+00') END,
+        least(greatest(vt, '0002-01-01 00:00+00'), '9998-12-31 00:00+00'),
+        message::text, headers::text
     FROM (SELECT %(queue)s::text WHERE queue.found OFFSET 0) AS present (name)
     CROSS JOIN LATERAL {call}) AS result ON true
 ORDER BY result.msg_id;
