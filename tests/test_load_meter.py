@@ -45,19 +45,19 @@ def test_handlers_count_while_they_run_and_once_they_have_ended(
         threads = eventually(lambda: worker._concurrency.threads)
         assert threads is not None
         meter = LoadMeter(threads, worker._telemetry)
-        assert meter.figures() is None, "it is not time yet"
+        assert meter.sample() is None, "it is not time yet"
         ids = bus.send_many([SendRequest("payments", "Debit")] * 3)
         gate.wait_for(3)
-        eventually(meter.figures)
-        figures = eventually(meter.figures)
-        assert figures is not None
-        assert 2.9 < figures.busy_threads < 3.1
+        eventually(meter.sample)
+        sample = eventually(meter.sample)
+        assert sample is not None
+        assert 2.9 < sample.busy_threads < 3.1
         gate.open.set()
         for command_id in ids:
             bus.wait("payments", command_id)
-        idle = eventually(meter.figures)
+        idle = eventually(meter.sample)
         assert idle is not None and idle.ended == 3
-        idle = eventually(meter.figures)
+        idle = eventually(meter.sample)
         assert idle is not None and (idle.ended, idle.busy) == (0, 0.0)
 
 

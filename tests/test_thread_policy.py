@@ -5,7 +5,7 @@ from thread_plants import Plant, run, run_together, steps
 
 from cmdbus.board.threads import StepReason
 from cmdbus.settings import ThreadRange
-from cmdbus.worker.figures import Figures
+from cmdbus.worker.load_sample import LoadSample
 from cmdbus.worker.thread_policy import ThreadPolicy
 
 WIDE = ThreadRange(1, 32)
@@ -112,7 +112,7 @@ def test_a_pause_between_two_loads_forgets_what_has_failed() -> None:
 def test_nothing_is_tried_for_a_minute_after_there_was_no_connection_for_more() -> None:
     policy = ThreadPolicy(WIDE, 1)
     while policy.threads < 8:
-        policy.observe(WAITING.figures(policy.threads, 1.0))
+        policy.observe(WAITING.sample(policy.threads, 1.0))
     policy.refuse(9)
     assert (policy.threads, policy.reason) == (4, StepReason.NO_RESOURCES)
     run(policy, lambda second: WAITING, 59, noise=0.0)
@@ -135,7 +135,7 @@ def test_the_figures_of_an_outage_say_nothing() -> None:
     """Its trial is not judged: it would fail, and be taken back."""
     policy = ThreadPolicy(WIDE, 1)
     while policy.threads < 8:
-        policy.observe(WAITING.figures(policy.threads, 1.0))
+        policy.observe(WAITING.sample(policy.threads, 1.0))
     policy.forget()
     run(policy, lambda second: WAITING, 10, noise=0.0)
     assert policy.threads > 8
@@ -157,7 +157,7 @@ def test_each_step_has_its_reason() -> None:
     for second in range(900):
         plant = WAITING if second < 300 else COMPUTING if second < 600 else CROWDED
         plant = Plant(io=0.02, arrivals=0) if second > 800 else plant
-        if policy.observe(plant.figures(policy.threads, 1.0)):
+        if policy.observe(plant.sample(policy.threads, 1.0)):
             reasons.append(policy.reason)
     assert reasons[1:6] == [StepReason.WORK_WAITS] * 5
     assert {*reasons} >= {
@@ -173,7 +173,7 @@ def test_handlers_that_become_slower_get_fewer_threads() -> None:
     policy, reasons = ThreadPolicy(WIDE, 1), set[StepReason]()
     for second in range(200):
         plant = WAITING if second < 50 else CROWDED
-        if policy.observe(plant.figures(policy.threads, 1.0)):
+        if policy.observe(plant.sample(policy.threads, 1.0)):
             reasons.add(policy.reason)
     assert StepReason.HANDLERS_SLOWER in reasons
     assert 6 <= policy.threads <= 16
@@ -181,7 +181,7 @@ def test_handlers_that_become_slower_get_fewer_threads() -> None:
 
 def test_a_busy_machine_counts_only_for_a_process_that_computes() -> None:
     """As other processes are the cause of it."""
-    assert not Figures(cpu=0.2, seconds=2.0, machine=2.0).is_cpu_busy
-    assert Figures(cpu=1.2, seconds=2.0, machine=2.0).is_cpu_busy
-    assert not Figures(cpu=1.2, seconds=2.0, machine=1.0).is_cpu_busy
-    assert Figures(cpu=1.9, seconds=2.0, machine=1.0).is_cpu_busy
+    assert not LoadSample(cpu=0.2, seconds=2.0, machine=2.0).is_cpu_busy
+    assert LoadSample(cpu=1.2, seconds=2.0, machine=2.0).is_cpu_busy
+    assert not LoadSample(cpu=1.2, seconds=2.0, machine=1.0).is_cpu_busy
+    assert LoadSample(cpu=1.9, seconds=2.0, machine=1.0).is_cpu_busy

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cmdbus.settings import ThreadRange
-from cmdbus.worker.figures import Figures
+from cmdbus.worker.load_sample import LoadSample
 from cmdbus.worker.thread_policy import ThreadPolicy
 
 #: Threads, and seconds since the start.
@@ -36,12 +36,12 @@ class Plant:
     def best(self, bounds: ThreadRange) -> float:
         return max(map(self.capacity, range(bounds.least, bounds.most + 1)))
 
-    def figures(self, threads: int, noise: float) -> Figures:
+    def sample(self, threads: int, noise: float) -> LoadSample:
         """Of a second."""
         capacity = self.capacity(threads)
         rate = min(self.arrivals, capacity) * noise
         starved = self.arrivals < capacity
-        return Figures(
+        return LoadSample(
             seconds=1.0,
             ended=round(rate),
             busy=threads * rate / capacity if starved else min(self.awake, threads * 0.97),
@@ -61,7 +61,7 @@ def run(
     for second in range(seconds):
         factor = max(0.5, dice.gauss(1.0, noise)) if noise else 1.0
         history.append((policy.threads, plant(float(second)).capacity(policy.threads)))
-        policy.observe(plant(float(second)).figures(policy.threads, factor))
+        policy.observe(plant(float(second)).sample(policy.threads, factor))
         assert policy.bounds.least <= policy.threads <= policy.bounds.most
     return history
 
@@ -77,7 +77,7 @@ def run_together(
         share = min(1.0, cpus / (sum(wanted) * plant.cpu))
         for policy, rate in zip(policies, wanted, strict=True):
             rate *= share * dice.gauss(1.0, 0.03)
-            figures = Figures(
+            sample = LoadSample(
                 seconds=1.0,
                 ended=round(rate),
                 busy=policy.threads * 0.97,
@@ -85,7 +85,7 @@ def run_together(
                 cpu=rate * plant.cpu,
                 machine=1.0 if share < 1 else sum(wanted) * plant.cpu / cpus,
             )
-            policy.observe(figures)
+            policy.observe(sample)
         changed = sum(policy.threads != old for policy, old in zip(policies, before, strict=True))
         history.append((changed, share * sum(wanted)))
     return history

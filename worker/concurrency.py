@@ -108,7 +108,7 @@ class Concurrency:
         return min(max(number, bounds.least), bounds.most)
 
     def adapt(self) -> None:
-        """Called often; takes figures about once a second, and no session."""
+        """Called often; takes a sample about once a second, and no session."""
         if self._policy is None:
             return
         with self._lock:
@@ -116,19 +116,19 @@ class Concurrency:
                 self._observe(self._policy, self._meter)
 
     def _observe(self, policy: ThreadPolicy, meter: LoadMeter) -> None:
-        figures, threads = meter.figures(), self.threads
-        if figures is None or threads is None:
+        sample, threads = meter.sample(), self.threads
+        if sample is None or threads is None:
             return
         shortages = self._count_shortages(threads)
-        if self._telemetry.health.is_database_away or figures.seconds > _STALL_SECONDS:
+        if self._telemetry.health.is_database_away or sample.seconds > _STALL_SECONDS:
             policy.forget()
         elif threads.is_waiting_for_sessions:
-            return  # The figures are not those of the number that is due.
+            return  # The sample is not one of the number that is due.
         elif shortages > self._shortages:
             self._shortages = shortages
             policy.refuse(threads.count)
         else:
-            policy.observe(figures)
+            policy.observe(sample)
         if policy is self._policy and policy.threads != self.number:
             self._take_step(policy, threads)
 

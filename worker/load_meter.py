@@ -3,7 +3,7 @@
 from cmdbus.board.counters import LoadView
 from cmdbus.clock import time
 from cmdbus.proc import CpuLoad
-from cmdbus.worker.figures import Figures
+from cmdbus.worker.load_sample import LoadSample
 from cmdbus.worker.pipeline.telemetry import Telemetry
 from cmdbus.worker.thread_pool import ThreadPool
 
@@ -20,8 +20,8 @@ class LoadMeter:
         self._read_at = time.monotonic()
         self._sums = self._read(self._read_at)
 
-    def figures(self) -> Figures | None:
-        """Since the last ones; None until it is time for the next."""
+    def sample(self) -> LoadSample | None:
+        """Since the last one; None until it is time for the next."""
         now = time.monotonic()
         seconds = now - self._read_at
         if seconds < _READ_SECONDS:
@@ -29,7 +29,7 @@ class LoadMeter:
         load_before, busy_before, cpu_before = self._sums
         self._read_at, self._sums = now, self._read(now)
         load, busy, cpu = self._sums
-        return Figures(
+        return LoadSample(
             seconds=seconds,
             ended=load.ended - load_before.ended,
             # A command that has timed out does not run, and its end is not counted yet.

@@ -17,7 +17,7 @@ from math import ceil
 
 from cmdbus.board.threads import StepReason
 from cmdbus.settings import ThreadRange
-from cmdbus.worker.figures import Figures
+from cmdbus.worker.load_sample import LoadSample
 
 #: Seconds after a step whose figures are ignored: threads connect, or end their commands.
 _SETTLE_SECONDS = 0.9
@@ -92,7 +92,7 @@ class _Direction:
 class _Trial:
     #: The number of threads before the step, and its figures.
     threads: int
-    before: Figures
+    before: LoadSample
 
 
 class ThreadPolicy:
@@ -104,34 +104,34 @@ class ThreadPolicy:
         #: Seconds that were observed.
         self._now = 0.0
         self._settled_at = 0.0
-        self._window = Figures()
+        self._window = LoadSample()
         self._more, self._fewer = _Direction(), _Direction()
         self._trial: _Trial | None = None
         #: The latest trial found that fewer threads do more.
         self._fewer_gains = False
         self._probe_at, self._probe_pause = _PROBE_SECONDS, _PROBE_SECONDS
         #: The figures of the latest decision; a change of the load differs from them.
-        self._reference: Figures | None = None
+        self._reference: LoadSample | None = None
         self._changed_at, self._differs = 0.0, False
         #: The time since which threads idle, and the most that were busy since then.
         self._idle_since: float | None = None
         self._idle_peak = 0.0
 
-    def observe(self, figures: Figures) -> bool:
-        """Takes the figures since the last call; whether another number is due."""
+    def observe(self, sample: LoadSample) -> bool:
+        """Takes what was done since the last call; whether another number is due."""
         before = self.threads
         began = self._now
-        self._now += figures.seconds
-        if figures.seconds > 0 and began >= self._settled_at:
-            self._window += figures
+        self._now += sample.seconds
+        if sample.seconds > 0 and began >= self._settled_at:
+            self._window += sample
             if self._is_full(self._window):
-                window, self._window = self._window, Figures()
+                window, self._window = self._window, LoadSample()
                 self._decide(window)
         return self.threads != before
 
     def forget(self) -> None:
         """After an outage or a stall, whose figures say nothing."""
-        self._window, self._trial, self._idle_since = Figures(), None, None
+        self._window, self._trial, self._idle_since = LoadSample(), None, None
 
     def refuse(self, threads: int) -> None:
         """Nothing was left for as many threads or connections; there are so many now."""
@@ -142,11 +142,11 @@ class ThreadPolicy:
         self._more.hold(self._now, _REFUSED_SECONDS)
         self._step(max(self.bounds.least, min(threads, fewer)), StepReason.NO_RESOURCES)
 
-    def _is_full(self, window: Figures) -> bool:
+    def _is_full(self, window: LoadSample) -> bool:
         enough = window.ended >= _ENOUGH_ENDED or not window.has_waiting_work(self.threads)
         return window.seconds >= (_WINDOW_SECONDS if enough else _MAX_WINDOW_SECONDS)
 
-    def _decide(self, window: Figures) -> None:
+    def _decide(self, window: LoadSample) -> None:
         trial, self._trial = self._trial, None
         if not window.has_waiting_work(self.threads):
             self._check_idle(window)
@@ -161,7 +161,7 @@ class ThreadPolicy:
         if changed:
             self._reference = window
 
-    def _check_idle(self, window: Figures) -> None:
+    def _check_idle(self, window: LoadSample) -> None:
         if not window.has_idle_threads(self.threads):
             self._idle_since = None
             return
@@ -184,7 +184,7 @@ class ThreadPolicy:
         self._more, self._fewer = _Direction(), _Direction()
         self._probe_pause = _PROBE_SECONDS
 
-    def _has_changed(self, window: Figures) -> bool:
+    def _has_changed(self, window: LoadSample) -> bool:
         """Whether two windows in a row differ from the figures of the latest decision."""
         reference = self._reference
         if reference is None or not (reference.is_telling and window.is_telling):
@@ -199,7 +199,7 @@ class ThreadPolicy:
         self._changed_at = self._now
         return True
 
-    def _accepts(self, trial: _Trial, window: Figures) -> bool:
+    def _accepts(self, trial: _Trial, window: LoadSample) -> bool:
         """Whether the trial's step was good; else takes it back."""
         if self.threads > trial.threads:
             tried, other, good = self._more, self._fewer, _has_gained(trial, self.threads, window)
@@ -226,7 +226,7 @@ class ThreadPolicy:
         self._step(trial.threads, reason)
         return False
 
-    def _try_next(self, window: Figures) -> None:
+    def _try_next(self, window: LoadSample) -> None:
         more = fewer = False
         are_few = self.threads <= _FEW
         if self.threads > self.bounds.least:
@@ -243,13 +243,13 @@ class ThreadPolicy:
         elif fewer and self._now >= self._probe_at:
             self._try(self._fewer_by(_NEAR), StepReason.FEWER_MAY_DO, window)
 
-    def _is_slower(self, window: Figures) -> bool:
+    def _is_slower(self, window: LoadSample) -> bool:
         reference = self._reference
         if reference is None or not (reference.is_telling and window.is_telling):
             return False
         return window.busy / window.ended > _SLOWER * reference.busy / reference.ended
 
-    def _try(self, threads: int, reason: StepReason, window: Figures) -> None:
+    def _try(self, threads: int, reason: StepReason, window: LoadSample) -> None:
         self._trial = _Trial(self.threads, window)
         self._step(threads, reason)
 
@@ -263,10 +263,10 @@ class ThreadPolicy:
         self.threads, self.reason = threads, reason
         self._settled_at = self._now + _SETTLE_SECONDS
         self._probe_at = self._now + self._probe_pause
-        self._window = Figures()
+        self._window = LoadSample()
 
 
-def _has_gained(trial: _Trial, threads: int, window: Figures) -> bool:
+def _has_gained(trial: _Trial, threads: int, window: LoadSample) -> bool:
     """Whether more threads did more. Of long commands few end: then more of them help as long as
     they leave CPU."""
     if not (trial.before.is_telling and window.is_telling):
@@ -277,7 +277,7 @@ def _has_gained(trial: _Trial, threads: int, window: Figures) -> bool:
     return window.rate >= trial.before.rate * (1 + _GAIN * share)
 
 
-def _did_as_much(trial: _Trial, threads: int, window: Figures) -> bool:
+def _did_as_much(trial: _Trial, threads: int, window: LoadSample) -> bool:
     """Whether fewer threads did as much."""
     if not (trial.before.is_telling and window.is_telling):
         return window.is_cpu_busy
@@ -289,7 +289,7 @@ def _did_as_much(trial: _Trial, threads: int, window: Figures) -> bool:
     return window.rate >= trial.before.rate * (1 - loss)
 
 
-def _is_far(trial: _Trial, threads: int, window: Figures) -> bool:
+def _is_far(trial: _Trial, threads: int, window: LoadSample) -> bool:
     """Whether a step that was good promises as much of the next one: throughput grew with most of
     the added threads, or did not fall at all."""
     if not (trial.before.is_telling and window.is_telling):

@@ -1,4 +1,4 @@
-"""Figures of what a worker process has done in some seconds. Pure."""
+"""What a worker process has done in some seconds, in numbers. Pure."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ _CPU_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class LoadSample:
     """Of some seconds of one process."""
 
     seconds: float = 0.0
@@ -36,8 +36,8 @@ class Figures:
     #: Seconds in which the CPUs that it may use were busy, as a part of all.
     machine: float = 0.0
 
-    def __add__(self, other: "Figures") -> "Figures":
-        return Figures(
+    def __add__(self, other: "LoadSample") -> "LoadSample":
+        return LoadSample(
             seconds=self.seconds + other.seconds,
             ended=self.ended + other.ended,
             busy=self.busy + other.busy,
