@@ -77,6 +77,18 @@ def _cursor(world: World) -> str:
 
 def reads(bus: CommandBus, c: Any, world: World) -> dict[str, object]:
     """The results of every call that reads. Ages differ."""
+    return {
+        **read_commands(bus, c, world),
+        **search(bus, c, world),
+        **read_trouble(bus, c, world),
+        "limits": bus.limits.list(connection=c),
+        "breakers": bus.breakers.list(connection=c),
+        "schedules": bus.schedules.list(connection=c),
+        "next": bus.schedules.next("nightly", 3, connection=c),
+    }
+
+
+def read_commands(bus: CommandBus, c: Any, world: World) -> dict[str, object]:
     domains = bus.domains(connection=c)
     return {
         "get": bus.get(*world.command, connection=c),
@@ -98,6 +110,11 @@ def reads(bus: CommandBus, c: Any, world: World) -> dict[str, object]:
         "query_processes": bus.query_processes("Booking", domain="trips", since=PAST, connection=c),
         "process_steps": bus.process_steps(world.process_id, connection=c),
         "process_audit": bus.process_audit(world.process_id, connection=c),
+    }
+
+
+def search(bus: CommandBus, c: Any, world: World) -> dict[str, object]:
+    return {
         "search": bus.search(limit=2, connection=c),
         "search on": bus.search(limit=2, after=bus.search(limit=2).next, connection=c),
         "search by conditions": bus.search(
@@ -116,6 +133,11 @@ def reads(bus: CommandBus, c: Any, world: World) -> dict[str, object]:
         "search by id": bus.search(command_id=world.command[1], connection=c),
         "find": bus.find([world.command, world.trouble], connection=c),
         "known types": bus.known_types(connection=c),
+    }
+
+
+def read_trouble(bus: CommandBus, c: Any, world: World) -> dict[str, object]:
+    return {
         "tsq list": bus.troubleshooting.list(since=PAST, connection=c),
         "tsq page": bus.troubleshooting.page(
             "payments", since=PAST, with_data=False, after=_cursor(world), connection=c
@@ -123,10 +145,6 @@ def reads(bus: CommandBus, c: Any, world: World) -> dict[str, object]:
         "tsq groups": bus.troubleshooting.groups("payments", connection=c),
         "tsq count": bus.troubleshooting.count("payments", connection=c),
         "tsq summary": bus.troubleshooting.summary(connection=c),
-        "limits": bus.limits.list(connection=c),
-        "breakers": bus.breakers.list(connection=c),
-        "schedules": bus.schedules.list(connection=c),
-        "next": bus.schedules.next("nightly", 3, connection=c),
     }
 
 

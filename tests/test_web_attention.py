@@ -103,11 +103,16 @@ def test_nothing_needs_an_operator_while_all_is_well() -> None:
     assert found(breakers=[breaker(BreakerState.CLOSED)], nodes=[]) == []
 
 
-def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    def of(record: DomainRecord, **more: Any) -> dict[str, Any]:
-        return {"domains": [record], **more}
+#: Level and heading of an entry, and what leads to it.
+Case = tuple[str, str, dict[str, Any]]
+LATE, LATER = Waiting(ready=2, oldest_age=90.0), Waiting(ready=2, oldest_age=400.0)
 
-    late, later = Waiting(ready=2, oldest_age=90.0), Waiting(ready=2, oldest_age=400.0)
+
+def of(record: DomainRecord, **more: Any) -> dict[str, Any]:
+    return {"domains": [record], **more}
+
+
+def cases_of_domains() -> Iterator[Case]:
     yield (
         "bad",
         "payments: 3 commands in troubleshooting",
@@ -132,20 +137,23 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
         "payments has many commands waiting",
         of(domain(Waiting(scheduled=5), warn_depth=5)),
     )
+
+
+def cases_of_ages() -> Iterator[Case]:
     yield (
         "warn",
         "payments: the oldest command has waited 90 s",
-        of(domain(late), minutes=minutes(10.0, 50.0, 80.0)),
+        of(domain(LATE), minutes=minutes(10.0, 50.0, 80.0)),
     )
     yield (
         "bad",
         "payments: the oldest command has waited 6 min",
-        of(domain(later), minutes=minutes(10.0, 50.0, 80.0)),
+        of(domain(LATER), minutes=minutes(10.0, 50.0, 80.0)),
     )
     yield (
         "warn",
         "payments: the oldest command has waited 6 min",
-        of(domain(later), minutes=minutes(None, 500.0, 450.0)),
+        of(domain(LATER), minutes=minutes(None, 500.0, 450.0)),
     )
     yield (
         "warn",
@@ -160,8 +168,11 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
             minutes=minutes(500.0, 600.0, 700.0),
         ),
     )
+
+
+def cases_of_breakers_and_schedules() -> Iterator[Case]:
     open_ = [breaker(BreakerState.OPEN)]
-    yield "bad", "Breaker bank is open", of(domain(later), breakers=open_)
+    yield "bad", "Breaker bank is open", of(domain(LATER), breakers=open_)
     yield (
         "warn",
         "payments: 30 of 40 executions failed in the last 5 minutes",
@@ -175,6 +186,9 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
         "Schedule nightly sends what is not handled",
         {"schedules": [schedule(handled=False)]},
     )
+
+
+def cases_of_nodes() -> Iterator[Case]:
     silent = NOW - timedelta(minutes=10)
     yield (
         "bad",
@@ -199,7 +213,15 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
     )
 
 
-@pytest.mark.parametrize(("level", "what", "seen"), [*cases()], ids=lambda _: None)
+CASES = [
+    *cases_of_domains(),
+    *cases_of_ages(),
+    *cases_of_breakers_and_schedules(),
+    *cases_of_nodes(),
+]
+
+
+@pytest.mark.parametrize(("level", "what", "seen"), CASES, ids=lambda _: None)
 def test_what_needs_an_operator_is_said_in_one_entry(
     level: str, what: str, seen: dict[str, Any]
 ) -> None:

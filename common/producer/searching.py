@@ -1,6 +1,6 @@
 """Searches for operators: pages of commands, whose cost does not grow with the tables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -11,7 +11,6 @@ from cmdbus.checks import (
     check_key,
     check_name,
     check_seconds,
-    check_text,
     check_whole,
 )
 from cmdbus.clock import time
@@ -93,24 +92,15 @@ class Searching:
         regardless of case, or in the error message; data that takes more than 256 kB is left out.
         `command_id` finds one command, or one in each domain, and goes with `domain` only.
         """
-        found = Conditions(
-            **check_conditions(domain, type, since, until, error_code=error_code),
-            status=None if status is None else check_status(status),
-            key=check_key("key", key),
-            batch_id=None if batch_id is None else check_id("batch_id", batch_id),
-            correlation_id=None
-            if correlation_id is None
-            else check_id("correlation_id", correlation_id),
-            text=check_text("text", text),
-        )
+        checked = check_conditions(domain, type, since, until, error_code=error_code, text=text)
+        checked |= _check_ids(batch_id=batch_id, correlation_id=correlation_id)
+        conditions = _conditions(checked, status, key)
         check_whole("limit", limit, 1, _MAX_LIMIT)
-        search = _Search(self._connections, connection, found)
+        search = _Search(self._connections, connection, conditions)
         if command_id is not None:
-            if after is not None or any(found._replace(domain=None)):
+            if after is not None or any(conditions._replace(domain=None)):
                 raise ValueError("command_id finds a command without any condition but domain")
             return search.by_id(check_id("command_id", command_id))
-        if text is not None and not text.strip():
-            raise ValueError("text must not be blank")
         check_whole("max_rows", max_rows, 1)
         return search.page(limit, after, max_rows, check_seconds("max_seconds", max_seconds))
 
@@ -139,6 +129,20 @@ class Searching:
         for domain, type_ in rows(connection, "list_types", "monitor"):
             types.setdefault(domain, []).append(type_)
         return types
+
+
+def _conditions(
+    checked: Mapping[str, Any], status: Status | str | None, key: str | None
+) -> Conditions:
+    known = None if status is None else check_status(status)
+    found = Conditions(**checked, status=known, key=check_key("key", key))
+    if found.text is not None and not found.text.strip():
+        raise ValueError("text must not be blank")
+    return found
+
+
+def _check_ids(**ids: UUID | str | None) -> dict[str, UUID | None]:
+    return {name: None if id_ is None else check_id(name, id_) for name, id_ in ids.items()}
 
 
 def _since(conditions: Conditions) -> datetime | None:

@@ -18,6 +18,7 @@ from cmdbus.database import statements
 from cmdbus.database.session_names import node_number
 from cmdbus.errors import SchemaError
 from cmdbus.exits import Exit, cannot_start_thread
+from cmdbus.handlers import Handler
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.worker.claims.claim import Connection
@@ -51,11 +52,7 @@ class StewardProcess:
         self._node = node
         handlers = registry.selected(settings.domains, settings.tags)
         domains = sorted({handler.domain for handler in handlers})
-        self._statements = ClaimStatements(settings.schema, settings.timeouts.lease)
-        self._statements.node = node_number(node.parent)
-        self._statements.types = [handler.name for handler in handlers]
-        self._statements.tags = list(settings.tags)
-        self._statements.priorities = settings.priorities
+        self._statements = _statements_of(settings, node, handlers)
         self._steward = Steward(
             node,
             self._statements,
@@ -132,6 +129,15 @@ class StewardProcess:
     def _connect(self, statement_seconds: float = STATEMENT_SECONDS) -> Connection:
         parts = dsns.parse(self._settings.dsn or "")
         return connect(parts, self._statements, self._settings.timeouts, statement_seconds)
+
+
+def _statements_of(settings: Settings, node: Node, handlers: Sequence[Handler]) -> ClaimStatements:
+    made = ClaimStatements(settings.schema, settings.timeouts.lease)
+    made.node = node_number(node.parent)
+    made.types = [handler.name for handler in handlers]
+    made.tags = list(settings.tags)
+    made.priorities = settings.priorities
+    return made
 
 
 def _exit_code(error: BaseException | None) -> Exit:
