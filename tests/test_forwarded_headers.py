@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from eventually import eventually
 from handlers import ONCE, handling, running
-from test_instruments import installed
+from observed import installed
 from trips import Booking, Trip, soon, taken
 
 from cmdbus import (

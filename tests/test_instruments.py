@@ -1,16 +1,15 @@
-"""Instruments: what they see of sends, waits and executions, and that they change none of these."""
+"""Instruments: what they see of sends, waits and executions, and in which order."""
 
 import asyncio
-import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
 from uuid import UUID, uuid4
 
 import pytest
 from eventually import eventually
-from handlers import ONCE, SOON, handling, running
+from handlers import SOON, handling, running
+from observed import Recorder, installed
 
 from cmdbus import (
     AsyncCommandBus,
@@ -21,65 +20,9 @@ from cmdbus import (
     Context,
     DuplicateCommandError,
     SendRequest,
-    instrument_hooks,
     instruments,
 )
-from cmdbus.execution_outcome import ExecutionOutcome
 from cmdbus.instruments import EndedExecution, Instrument, Request, Sending
-
-
-class Sent(Sending):
-    def __init__(self, operation: str, requests: Sequence[Request]) -> None:
-        self.operation = operation
-        self.types = [request.type for request in requests]
-        self.ids: Sequence[UUID] | None = None
-
-    def sent(self, ids: Sequence[UUID]) -> None:
-        self.ids = ids
-
-
-class Recorder(Instrument):
-    """Keeps all that it sees."""
-
-    def __init__(self) -> None:
-        self.sends: list[Sent] = []
-        self.waits: list[tuple[object, ...]] = []
-        self.executions: list[tuple[str, ExecutionOutcome | None, BaseException | None]] = []
-        self.ends: list[EndedExecution] = []
-
-    @contextmanager
-    def sending(self, requests: Sequence[Request], operation: str) -> Iterator[Sent]:
-        seen = Sent(operation, requests)
-        self.sends.append(seen)
-        yield seen
-
-    @contextmanager
-    def waiting(self, operation: str, domain: str | None, id: UUID) -> Iterator[None]:
-        self.waits.append((operation, domain, id))
-        yield
-        self.waits.append((operation, "over"))
-
-    @contextmanager
-    def executing(self, command: Command[Any], context: Context) -> Iterator[None]:
-        assert context.outcome is None
-        error: BaseException | None = None
-        try:
-            yield
-        except BaseException as caught:
-            error = caught
-        self.executions.append((command.type, context.outcome, error))
-
-    def settled(self, ended: EndedExecution) -> None:
-        self.ends.append(ended)
-
-
-@contextmanager
-def installed(instrument: Instrument) -> Iterator[None]:
-    instruments.install(instrument)
-    try:
-        yield
-    finally:
-        instruments.remove(instrument)
 
 
 @pytest.fixture
@@ -236,65 +179,6 @@ def test_a_canceled_execution_is_seen_as_canceled(
     assert (end.outcome, end.command_id, end.code) == ("CANCELED", command_id, None)
 
 
-class Failing(Instrument):
-    """Each hook raises, but for those that only try to swallow."""
-
-    def sending(self, requests: Sequence[Request], operation: str) -> Any:
-        raise LookupError("in sending")
-
-    @contextmanager
-    def waiting(self, operation: str, domain: str | None, id: UUID) -> Iterator[None]:
-        yield
-        raise LookupError("in waiting")
-
-    @contextmanager
-    def executing(self, command: Command[Any], context: Context) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            raise LookupError("in executing")
-
-    def settled(self, ended: EndedExecution) -> None:
-        raise LookupError("in settled")
-
-
-class FailingLater(Instrument):
-    def sending(
-        self, requests: Sequence[Request], operation: str
-    ) -> AbstractContextManager[Sending]:
-        @contextmanager
-        def manage() -> Iterator[Any]:
-            yield "no Sending"
-            raise LookupError("after sending")
-
-        return manage()
-
-    @contextmanager
-    def executing(self, command: Command[Any], context: Context) -> Iterator[None]:
-        with suppress(BusinessRuleError):
-            yield
-
-
-@pytest.mark.parametrize("kind", [Failing, FailingLater])
-def test_an_instrument_that_fails_changes_nothing_and_is_logged_once(
-    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture, kind: type[Instrument]
-) -> None:
-    def handle(command: Command, context: Context) -> str:
-        if command.data == "fails":
-            raise BusinessRuleError("CLOSED", "not today")
-        return "done"
-
-    with installed(kind()), running(dsn, handling(handle, retry=ONCE)):
-        for _ in range(2):
-            assert bus.call("payments", "Debit") == "done"
-            with pytest.raises(CommandFailedError, match="CLOSED: not today"):
-                bus.call("payments", "Debit", "fails")
-    logged = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    ours = [message for message in logged if "instrument" in message]
-    assert len(ours) == len(set(ours)) == (4 if kind is Failing else 1), ours
-    assert all(kind.__name__ in message for message in ours)
-
-
 def test_instruments_are_installed_once_and_entered_in_order(bus: CommandBus) -> None:
     order: list[str] = []
 
@@ -334,20 +218,3 @@ def test_executions_have_no_layer_for_an_instrument_that_only_counts(
         with running(dsn, registry):
             bus.call("payments", "Noop")
     assert ends[0].outcome == "COMPLETED"
-
-
-def test_an_instrument_that_cannot_send_what_is_left_keeps_no_other_from_it() -> None:
-    left: list[float] = []
-
-    class Broken(Instrument):
-        def flush(self, seconds: float) -> None:
-            raise OSError("no network")
-
-    class Flushing(Instrument):
-        def flush(self, seconds: float) -> None:
-            left.append(seconds)
-
-    with installed(Broken()), installed(Flushing()):
-        instrument_hooks.flush(2)
-        instrument_hooks.flush(-1)  # It is late.
-    assert len(left) == 1 and 1 < left[0] <= 2

@@ -2,11 +2,9 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
-import pytest
 from eventually import eventually
 from handlers import Function, do_nothing, effects, found, handling, leave_effect, running
 from middleware import Case, Outcomes, Yields, ended, registry_of
@@ -17,7 +15,6 @@ from cmdbus import (
     Command,
     CommandBus,
     Context,
-    HandlerRegistry,
     PermanentCommandError,
     RetryPolicy,
 )
@@ -267,90 +264,3 @@ def test_a_middleware_that_swallows_an_error_completes_the_command(
         assert (record.status, record.result, record.error_code) == ("COMPLETED", None, None)
         assert outcomes.seen[name] == [("COMPLETED", None, None, None, None)]
     assert effects(dsn) == 2
-
-
-async def awaiting(command: Command, context: Context) -> None: ...
-
-
-async def yielding(command: Command, context: Context) -> Any:
-    yield
-
-
-def alone() -> Yields:
-    yield
-
-
-def raising(command: Command, context: Context) -> Any:
-    raise NotImplementedError
-
-
-class NoManager:
-    def __init__(self, command: Command, context: Context) -> None: ...
-
-
-class Called:
-    def __call__(self, command: Command, context: Context) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("function", "sentence"),
-    [
-        (7, r"a middleware must be a function, not 7: write @registry\.around, or @registry"),
-        ("payments", r"not 'payments': write @registry\.around, or @registry\.around\(domain="),
-        (awaiting, "the middleware test_middleware.awaiting is async"),
-        (yielding, "the middleware test_middleware.yielding is async"),
-        (do_nothing, "the middleware handlers.do_nothing is neither a generator nor a context"),
-        (raising, "the middleware test_middleware.raising is neither"),
-        (NoManager, "the middleware test_middleware.NoManager is neither"),
-        (Called(), "the middleware test_middleware.Called is neither"),
-        (partial(do_nothing), "the middleware handlers.do_nothing is neither"),
-        (alone, r"the middleware test_middleware.alone is called with \(command, context\): too"),
-    ],
-)
-def test_what_is_no_middleware_is_refused_at_its_declaration(function: Any, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        HandlerRegistry().around(function)
-
-
-class Bound:
-    def generator(self, command: Command, context: Context) -> Yields:
-        yield
-
-    def __call__(self, command: Command, context: Context) -> Any:
-        return contextlib.nullcontext() if command.data else None
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        Bound().generator,
-        Bound(),
-        Manager,
-        decorated,
-        partial(after),
-        lambda command, context: contextlib.nullcontext(),
-        lambda command, context: contextlib.nullcontext() if command else None,
-    ],
-)
-def test_all_that_may_be_a_middleware_is_taken(function: Any) -> None:
-    HandlerRegistry().around(function)
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ({"domain": "paymnts"}, "paymnts/any type"),
-        ({"domain": "payments", "type": "Dbit"}, "payments/Dbit"),
-        ({"type": "Dbit"}, "any domain/Dbit"),
-    ],
-)
-def test_a_middleware_for_no_handler_is_an_error_of_the_start(
-    given: dict[str, str], wanted: str
-) -> None:
-    registry = handling()
-    registry.around(**given)(after)
-    sentence = f"the middleware test_middleware.after is for {wanted}, of which the registry has"
-    with pytest.raises(ValueError, match=sentence):
-        registry.declarations()
-    with pytest.raises(ValueError, match="domain of around must be"):
-        registry.around(domain="a b")

@@ -21,7 +21,7 @@ from handlers import (
     running,
 )
 from middleware import Outcomes, Yields
-from test_instruments import Recorder, installed
+from observed import Recorder, installed
 from test_process_groups import Watched, are_completed, moved, replied
 
 from cmdbus import (
