@@ -95,6 +95,21 @@ print({name.split(".")[0] for name in sys.modules} & {"sqlalchemy", "psycopg2", 
     assert done.stdout.strip() == "set()"
 
 
+def test_sessions_are_told_from_those_of_asyncio_without_greenlet() -> None:
+    code = """
+import sys
+sys.modules["greenlet"] = None
+import sqlalchemy.orm
+from cmdbus.integrations.callers_connection import is_asynchronous
+print(is_asynchronous(sqlalchemy.orm.Session()))
+print("sqlalchemy.ext.asyncio" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
+    )
+    assert done.stdout.split() == ["False", "False"]
+
+
 def test_an_asynchronous_connection_of_psycopg2_is_refused(bus: CommandBus, dsn: str) -> None:
     with closing(psycopg2.connect(dsn, async_=True)) as own:
         psycopg2.extras.wait_select(own)

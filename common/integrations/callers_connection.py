@@ -68,7 +68,9 @@ def _recognised(given: object) -> Connection:
 def run_sync_of(given: object) -> Callable[[Callable[[Any], T]], Awaitable[T]] | None:
     """What runs a function with the session or connection that a library's asynchronous one wraps;
     None if `given` is none."""
-    if "sqlalchemy" not in _packages(given):
+    # Without greenlet, which SQLAlchemy needs for asyncio alone, that part cannot be imported.
+    modules = (kind.__module__ for kind in given.__class__.__mro__)
+    if not any(module.startswith("sqlalchemy.ext.asyncio.") for module in modules):
         return None
     from cmdbus.integrations import sqlalchemy_asyncio
 
