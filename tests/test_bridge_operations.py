@@ -73,23 +73,35 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"queue": "o;"}, "queue must be text of 1 to 47 characters without"),
     ({"queue": "my queue"}, "'my queue-in' cannot be the name of a bridge: give it a name"),
     ({"queue": "other"}, r"the queue 'other' does not exist: SELECT pgmq\.create\('other'\)"),
-    ({"queue": "orders"}, "bridge 'Orders-in' has the queue 'orders' in the direction 'in'"),
+    (
+        {"queue": "orders", "name": "Orders-in"},
+        "bridge 'Orders-in' has the queue 'orders' in the direction 'in' .*, so remove that one",
+    ),
     ({"queue": "answers", "name": "Orders-in"}, "there is a bridge 'Orders-in' already"),
     (
         {"queue": "ORDERS", "direction": "out", "type": None},
         "'Orders-in' would move each message back: it leads from the queue 'orders' into the dom",
+    ),
+    (
+        {"queue": "orders", "domain": "shop.answers", "direction": "out", "type": None},
+        "with bridge 'Orders-in' the reply to each message of the queue 'orders' would be a",
+    ),
+    (
+        {"domain": "news", "reply_to": "receipts"},
+        "with bridge 'receipts' the reply to each message of the queue 'answers' would be a",
     ),
 ]
 
 
 @pytest.mark.usefixtures("queues")
 def test_a_bridge_that_cannot_work_is_refused(bus: CommandBus) -> None:
-    bus.bridges.add("Orders", "shop", "Order")
+    bus.bridges.add("Orders", "shop", "Order", reply_to="shop.answers")
+    bus.bridges.add("answers", "receipts", "Reply", direction="out", name="receipts")
     for given, sentence in REFUSED:
         values = {"queue": "answers", "domain": "shop", "type": "Order", **given}
         with pytest.raises((CmdbusError, ValueError), match=sentence):
             bus.bridges.add(**values)
-    assert len(bus.bridges.list()) == 1
+    assert len(bus.bridges.list()) == 2
 
 
 def test_a_database_without_pgmq_has_no_bridges(bus: CommandBus) -> None:

@@ -87,7 +87,8 @@ class BridgeOperations:
         Raises SchemaError without PGMQ, QueueNotFoundError for a queue that does not exist,
         MissingRightError if the role of the session may not do itself what the bridge is to do, and
         InvalidOperationError for a name that another bridge has, for a queue that has one in this
-        direction, and if a bridge in the other direction would move each message back.
+        direction, and if a bridge in the other direction would move each message, or the reply to
+        it, back.
         """
         check_queue(queue)
         given = _checked(direction, type, reply_to)
@@ -159,12 +160,18 @@ def _refused(refusal: str, subject: str, database: str, values: dict[str, Any]) 
         case "queue":
             return InvalidOperationError(
                 f"bridge {subject!r} has the queue {queue!r} in the direction {direction!r} "
-                f"already: a queue has one bridge in each direction"
+                f"already: a queue has one bridge in each direction, so remove that one first"
             )
         case "loop":
             return InvalidOperationError(
                 f"bridge {subject!r} would move each message back: it leads from "
                 f"{_way(queue, values, direction == OUT)}"
+            )
+        case "reply_loop":
+            return InvalidOperationError(
+                f"with bridge {subject!r} the reply to each message of the queue {queue!r} would "
+                f"be a message of that queue, and have a reply itself: let replies go to another "
+                f"queue"
             )
     return queue_error(refusal, queue, direction, subject, database)
 

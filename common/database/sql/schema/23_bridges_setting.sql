@@ -27,9 +27,10 @@ LANGUAGE sql STABLE
 RETURN CASE current_setting('role') WHEN 'none' THEN session_user::text
             ELSE current_setting('role') END;
 
--- Adds a bridge. refusal: as of queue_problem, of the calling role; 'name' (of another bridge),
--- 'queue' (the bridge subject has it in the same direction) or 'loop' (the bridge subject would
--- move each message back). In place of 'no_right', subject is the role.
+-- Adds a bridge. refusal: as of queue_problem, of the calling role; 'queue' (the bridge subject has
+-- it in the same direction), 'name' (of another bridge), 'loop' (the bridge subject would move each
+-- message back) or 'reply_loop' (so would one of the two, as the answer to itself). In place of
+-- 'no_right', subject is the role.
 CREATE FUNCTION {schema}.add_bridge(
     p_name text, p_queue text, p_direction text, p_domain text, p_type text, p_reply_to text,
     p_batch_size integer, p_operator text, p_reason text,
@@ -52,13 +53,19 @@ BEGIN
         subject := {schema}.calling_role();
         RETURN;
     END IF;
-    SELECT CASE WHEN b.name = p_name THEN 'name' WHEN b.direction = p_direction THEN 'queue'
-                ELSE 'loop' END, b.name
-    INTO refusal, subject FROM {schema}.bridge b
-    WHERE b.name = p_name
-        OR b.queue = own_queue AND (
-            b.direction = p_direction
-            OR b.domain = p_domain AND coalesce(b.type, p_type, '') = coalesce(p_type, b.type, ''))
+    SELECT found.problem, b.name INTO refusal, subject
+    FROM {schema}.bridge b
+    CROSS JOIN LATERAL (VALUES (
+        CASE WHEN b.queue = own_queue AND b.direction = p_direction THEN 'queue'
+             WHEN b.name = p_name THEN 'name'
+             WHEN b.queue <> own_queue THEN NULL
+             WHEN b.domain = p_domain
+                  AND coalesce(b.type, p_type, '') = coalesce(p_type, b.type, '') THEN 'loop'
+             -- One of the two has it, and the other one a type or none.
+             WHEN b.reply_to = p_domain AND coalesce(p_type, 'Reply') = 'Reply'
+                  OR p_reply_to = b.domain AND coalesce(b.type, 'Reply') = 'Reply'
+                  THEN 'reply_loop' END)) AS found (problem)
+    WHERE found.problem IS NOT NULL
     ORDER BY b.name <> p_name, b.direction <> p_direction LIMIT 1;
     IF refusal IS NOT NULL THEN
         RETURN;
