@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 from embedded_servers import copy_cluster
+from pgmq_queues import create_queues
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 200
@@ -65,6 +67,18 @@ def test_files_that_pages_name_exist() -> None:
 def test_the_example_of_processes_is_the_one_that_is_tested() -> None:
     example = (ROOT / "scripts" / "loads" / "transfer.py").read_text()
     assert code_block("Transfers of money", "common/processes/README.md") == example
+
+
+@pytest.mark.usefixtures("pgmq_dsn")
+def test_the_statements_of_a_producer_that_knows_only_pgmq_run(
+    connection: psycopg.Connection,
+) -> None:
+    create_queues(connection, "orders", "answers")
+    statements = code_block("with nothing but SQL", "common/pgmq/README.md")
+    connection.execute(statements.encode())
+    assert connection.execute("SELECT headers FROM pgmq.q_orders").fetchall() == [
+        ({"tenant": "acme"},)
+    ]
 
 
 @pytest.mark.process
