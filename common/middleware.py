@@ -168,7 +168,9 @@ def _checked_name(function: object) -> str:
     else:
         name = name_of(code)
     what = f"the middleware {name}"
-    if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
+    # Also of contextlib.asynccontextmanager, whose function is an ordinary one around it.
+    inner = inspect.unwrap(code)
+    if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner):
         raise ValueError(
             f"{what} is async: handlers and what is around them are ordinary functions"
         )
