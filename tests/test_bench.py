@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 import time
 from contextlib import closing
 from importlib.util import find_spec
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benches import comparison, growing
+from benches import comparison, growing, tracing
 from benches.peers.comparing import PEERS
 from benches.peers.ours import Cmdbus
 from benches.peers.times import SENT, SLEEP, count_times, read_times
@@ -180,6 +181,17 @@ def test_other_systems_that_are_missing_are_named(dsn: str) -> None:
         [peer, f"No module named '{MISSING.get(peer, peer)}'"] for peer in PEERS
     ]
     assert (result.stdout, result.returncode) == ("", 0), result.stderr
+
+
+def test_what_opentelemetry_costs_is_not_measured_without_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("opentelemetry", "opentelemetry.sdk"):
+        monkeypatch.setitem(sys.modules, module, None)
+    sizes = comparison.Sizes(seconds=0.1, rounds=1, rows=1, processes=1, threads=1)
+    place = comparison.Place(dsn="", sizes=sizes)
+    assert tracing.otel(place) == {}
+    assert "this needs the SDK of OpenTelemetry: pip install" in capsys.readouterr().err
 
 
 @pytest.mark.process

@@ -4,7 +4,7 @@ away where they would be sent."""
 import sys
 from collections.abc import Sequence
 from functools import partial
-from importlib.util import find_spec
+from importlib import import_module
 
 from benches.comparison import Found, Place
 from benches.fleet import DOMAIN, TYPE, fleet, nothing
@@ -47,8 +47,11 @@ def registry() -> HandlerRegistry:
 def otel(slot: Place) -> Found:
     """The drain by a fleet of 2 x 8 that makes spans and metrics, with commands of a sampled trace
     and of an unsampled one, against the drain by a fleet that does not."""
-    if find_spec("opentelemetry.sdk") is None:
-        print("otel: No module named 'opentelemetry.sdk'", file=sys.stderr)
+    try:
+        import_module("opentelemetry.sdk")
+    except ImportError:
+        needed = "pip install opentelemetry-api opentelemetry-sdk"
+        print(f"otel: this needs the SDK of OpenTelemetry: {needed}", file=sys.stderr)
         return {}
     requests = commands(slot.sizes.commands)
     sampled, unsampled = _traced(len(requests), "01"), _traced(len(requests), "00")
