@@ -12,6 +12,7 @@ from eventually import eventually
 from handlers import LADDER, ONCE, Function, handling, running
 from pydantic import BaseModel
 from sentries import sentry
+from sqlalchemy import text
 
 from cmdbus import (
     Command,
@@ -125,8 +126,29 @@ def send_it_again(command: Command, context: Context) -> None:
     CommandBus("host=/nowhere").send("payments", "Debit", command.data)
 
 
+def convert(command: Command, context: Context) -> None:
+    context.connection.execute("SELECT %s::int", (command.data["card"],))
+
+
+def insert_twice(command: Command, context: Context) -> None:
+    context.connection.execute("CREATE TABLE cards (card text UNIQUE)")
+    cards = [command.data["card"]] * 2
+    try:
+        context.connection.execute("INSERT INTO cards SELECT unnest(%s::text[])", (cards,))
+    except psycopg.Error as error:
+        raise RuntimeError(f"the card was not kept: {error}") from error
+
+
+def divide(command: Command, context: Context) -> None:
+    context.session.execute(text("SELECT 1 / (length(:card) - 9)"), command.data)
+
+
 @pytest.mark.parametrize(
-    "function", [fail, read, validate, validate_in_a_group, capture, send_it_again]
+    "function",
+    [
+        *[fail, read, validate, validate_in_a_group, capture, send_it_again, convert],
+        *[insert_twice, divide],
+    ],
 )
 def test_nothing_of_the_data_is_in_any_event(function: Function, dsn: str, bus: CommandBus) -> None:
     with sentry(attach_stacktrace=True, traces_sample_rate=1.0) as taken:
@@ -187,16 +209,18 @@ def test_a_handler_that_times_out_is_an_event_with_its_stack_and_its_scope(
 def test_what_cannot_be_committed_is_an_event(
     dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    connection.execute("CREATE TABLE once (id int, UNIQUE (id) DEFERRABLE INITIALLY DEFERRED)")
+    connection.execute("CREATE TABLE once (id text, UNIQUE (id) DEFERRABLE INITIALLY DEFERRED)")
 
     def insert(command: Command, context: Context) -> None:
-        context.connection.execute("INSERT INTO once VALUES (1), (1)")
+        cards = [command.data["card"]] * 2
+        context.connection.execute("INSERT INTO once SELECT unnest(%s::text[])", (cards,))
 
     with sentry() as taken:
         failed(dsn, bus, insert)
     [event] = taken.events
     [error] = event["exception"]["values"]
     assert error["type"] == event["tags"]["error_code"] == "UniqueViolation"
+    assert error["value"].endswith('constraint "once_id_key"') and SECRET not in taken.text
     assert event["contexts"]["command"]["max_attempts"] == 3
 
 

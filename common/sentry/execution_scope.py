@@ -13,7 +13,7 @@ from cmdbus.context import Context
 from cmdbus.sentry import events, tracing
 from cmdbus.sentry.attempts import Attempt, Attempts
 from cmdbus.sentry.options import Options
-from cmdbus.sentry.redaction import excerpt, redact
+from cmdbus.sentry.redaction import excerpt, hide_values, redact
 from cmdbus.surroundings import execution_of
 
 #: Of the span, by what becomes of the command.
@@ -96,6 +96,7 @@ class ExecutionScope:
             extra["data"] = excerpt(self._command.data, options["event_scrubber"])
         else:
             redact(event, options, everywhere=True)
+            hide_values(event)
 
     def _fields(self) -> dict[str, object]:
         about = self._command

@@ -13,6 +13,7 @@ from cmdbus.sentry import events, tracing
 from cmdbus.sentry.attempts import Attempt, Attempts
 from cmdbus.sentry.execution_scope import ExecutionScope
 from cmdbus.sentry.options import options
+from cmdbus.sentry.redaction import hide_values
 from cmdbus.sentry.send_span import SendSpan
 
 
@@ -47,8 +48,11 @@ class SentryInstrument(Instrument):
             return
         if not events.is_reported(ended.status, asked):
             return
+        event = events.of_ended(ended)
+        if not asked.send_payloads:
+            hide_values(event)
         with use_isolation_scope(scope or sentry_sdk.get_isolation_scope()):
-            sentry_sdk.capture_event(events.of_ended(ended))
+            sentry_sdk.capture_event(event)
 
     def flush(self, seconds: float) -> None:
         if options() is not None:

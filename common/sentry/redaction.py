@@ -1,6 +1,7 @@
 """Keeps the data of commands out of events. It would be in the variables of each frame that has the
 command: in those of cmdbus, and in those of the handler and what that calls."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -14,6 +15,16 @@ MAX_CHARACTERS = 4_000
 _MAX_ENTRIES = 50
 _MAX_DEPTH = 5
 _CUT = "..."
+#: In messages of PostgreSQL, SQLAlchemy and pydantic, also where another message quotes these.
+_VALUES = (
+    (re.compile(r"\n(?:DETAIL|CONTEXT|LINE \d+|\[parameters): ?.*", re.DOTALL), ""),
+    (
+        re.compile(r'((?:invalid input|out of range|malformed)\b[^:"\n]*: ").*', re.DOTALL),
+        rf'\1{_CUT}"',
+    ),
+    (re.compile(r'(?<=\bvalue ").*?(?=" is out of range)', re.DOTALL), _CUT),
+    (re.compile(r"(?<=\binput_value=).*?(?=, input_type=)", re.DOTALL), _CUT),
+)
 
 
 def redact(event: Any, options: Mapping[str, Any], *, everywhere: bool) -> None:
@@ -28,6 +39,15 @@ def redact(event: Any, options: Mapping[str, Any], *, everywhere: bool) -> None:
             frame["in_app"] = False
         if is_own or everywhere:
             frame.pop("vars", None)
+
+
+def hide_values(event: Any) -> None:
+    """Takes what libraries quote of data out of the messages of exceptions."""
+    for shown in (event.get("exception") or {}).get("values") or ():
+        if isinstance(message := shown.get("value"), str):
+            for quoted, instead in _VALUES:
+                message = quoted.sub(instead, message)
+            shown["value"] = message
 
 
 def _is_own(module: object) -> bool:
