@@ -40,13 +40,13 @@ def _class_name(error: BaseException) -> str:
 def show_failure(span: Span, error: BaseException | None, kind: str, *, messages: bool) -> None:
     """The status of a span that records, and an event for the exception if there was one."""
     span.set_attribute(ERROR_TYPE, kind)
-    said = None if error is None else _message(error, messages)
-    span.set_status(Status(StatusCode.ERROR, kind if said is None else said))
+    message = None if error is None else _message(error, messages)
+    span.set_status(Status(StatusCode.ERROR, kind if message is None else message))
     if error is None:
         return
     event = {EXCEPTION_TYPE: _class_name(error), EXCEPTION_STACKTRACE: stack_of(error)}
-    if said is not None:
-        event[EXCEPTION_MESSAGE] = said
+    if message is not None:
+        event[EXCEPTION_MESSAGE] = message
     span.add_event("exception", event)
 
 
@@ -60,7 +60,7 @@ def _message(error: BaseException, wanted: bool) -> str | None:
 
 
 def stack_of(error: BaseException) -> str:
-    """As Python prints it, with the names of the errors and without what they say."""
+    """As Python prints it, with the names of the errors and without their messages."""
     parts = []
     for each, joint in reversed(list(_chain(error))):
         frames = traceback.format_tb(each.__traceback__, limit=-_MAX_FRAMES)

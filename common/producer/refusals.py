@@ -1,4 +1,4 @@
-"""Why a change of a limit, breaker or schedule was refused. Pure."""
+"""Why a change of a limit, breaker, schedule or bridge was refused. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
