@@ -42,6 +42,9 @@ async def yielding(command: Command, context: Context) -> Any:
     yield
 
 
+yielding_manager = contextlib.asynccontextmanager(yielding)
+
+
 def alone() -> Yields:
     yield
 
@@ -65,6 +68,7 @@ class Called:
         ("payments", r"not 'payments': write @registry\.around, or @registry\.around\(domain="),
         (awaiting, "the middleware test_declared_middleware.awaiting is async"),
         (yielding, "the middleware test_declared_middleware.yielding is async"),
+        (yielding_manager, "the middleware test_declared_middleware.yielding is async"),
         (do_nothing, "the middleware handlers.do_nothing is neither a generator nor a context"),
         (raising, "the middleware test_declared_middleware.raising is neither"),
         (NoManager, "the middleware test_declared_middleware.NoManager is neither"),
