@@ -50,60 +50,13 @@ export async function show(root, { parts, params, session, navigate, tools, sign
     { key: "e", label: "Edit the data and retry", run: edit },
   ]);
 
-  function buttons() {
-    if (!session.acts) return [];
-    if (value.status === IN_TROUBLE) {
-      return [
-        button("Retry", retry, { tone: "primary", title: "r" }),
-        !value.restricted && button("Edit data and retry", edit, { title: "e" }),
-        button("Complete", () => run("complete")),
-        button("Cancel", () => run("cancel_trouble"), { tone: "danger" }),
-      ];
-    }
-    if (value.status === "PENDING") return [button("Run now or later", () => run("reschedule")), button("Cancel", () => run("cancel"), { tone: "danger" })];
-    return [];
-  }
-
-  const drawHead = onChange((v) => replace(head,
-    h("div", { class: "toolbar" }, statusTag(v.status), name(`${v.domain}/${v.type}`), h("code", null, v.command_id), copyButton(v.command_id)),
-    v.why && h("p", null, localTimes(v.why)),
-    v.error_code && h("div", { class: "toolbar" }, tag(v.error_code, v.status === IN_TROUBLE ? "bad" : "warn"), h("span", null, v.error_message ?? "")),
-    panel(null, facts(pairs(v))),
-    v.headers && Object.keys(v.headers).length > 0 && panel("Headers", facts(Object.entries(v.headers).map(([header, text]) => [header, name(text)])))));
-
-  function pairs(v) {
-    const { batch, process } = v.links ?? {};
-    return [
-      ["Domain", domainLink(v.domain)], ["Type", h("a", { href: link("commands", { domain: v.domain, type: v.type }) }, v.type)],
-      ["Sent", timeElement(v.created_at, "both")], ["Due", v.due_at !== v.created_at ? timeElement(v.due_at, "both") : null],
-      ["Started", v.started_at && timeElement(v.started_at, "both")], ["Finished", v.finished_at && timeElement(v.finished_at, "both")],
-      ["Expires", v.expires_at && timeElement(v.expires_at, "both")],
-      ["Attempts", v.max_attempts ? `${count(v.attempts)} of ${count(v.max_attempts)}` : count(v.attempts)], ["Priority", v.priority], ["Worker", v.worker && name(v.worker)],
-      ["Key", v.key && h("a", { href: link("commands", { domain: v.domain, key: v.key }) }, v.key)], ["Unique key", v.unique_key && name(v.unique_key)],
-      ["Correlation", h("a", { class: "mono", title: v.correlation_id, href: link("commands", { correlation: v.correlation_id }) }, short(v.correlation_id))],
-      ["Reply to", v.reply_to && domainLink(v.reply_to)],
-      ["Batch", v.batch_id && h("span", null, h("a", { href: link(["batch", v.batch_id]) }, batch?.name ?? short(v.batch_id)), " ", batch && statusTag(batch.status))],
-      ["Process", process && h("span", null, h("a", { href: link(["process", process.process_id]) }, process.type), " ", statusTag(process.status), process.step && ` ${process.step}`)],
-    ];
-  }
-
+  const drawHead = onChange((v) => replace(head, headOf(v)));
   const drawState = onChange(() => {
-    replace(tools, buttons());
+    replace(tools, session.acts ? buttonsOf(value.status, value.restricted, { run, retry, edit }) : []);
     loadTree();
   });
 
-  const drawLine = onChange((parts) => {
-    const shown = parts.map((part) => {
-      const [label, tone] = PARTS[part.kind] ?? [part.kind, "a"];
-      const seconds = ((part.to ? Date.parse(part.to) : now()) - Date.parse(part.from)) / 1000;
-      const what = part.attempt ? `attempt ${part.attempt} ${label}` : label;
-      return { label, tone, from: part.from, to: part.to, title: `${what} ${part.to ? duration(seconds) : "since " + duration(seconds)}`, seconds };
-    });
-    const sums = new Map();
-    for (const { label, tone, seconds } of shown) sums.set(label, [tone, (sums.get(label)?.[1] ?? 0) + seconds]);
-    replace(lines.body, timeline(shown, { label: "Time of the command" }),
-      h("div", { class: "toolbar" }, [...sums].map(([label, [tone, seconds]]) => tag(`${label} ${duration(seconds)}`, tone))));
-  });
+  const drawTime = onChange((parts) => replace(lines.body, timeOf(parts)));
 
   const payloads = sections.map(([what, { card, body }]) => [what, onChange((payload) => {
     card.hidden = payload === null;
@@ -126,10 +79,7 @@ export async function show(root, { parts, params, session, navigate, tools, sign
   async function loadTree() {
     try {
       const found = await get(apiPath(["related", domain, id]), {}, { signal });
-      replace(related.body,
-        found.count > 1 || found.tree.some((node) => node.kind !== "command") ? treeOf(found.tree, id) : h("p", { class: "muted" }, "No other command has its correlation id."),
-        found.cut && h("p", { class: "note note-info" }, "There may be more: the search was ended. ", h("a", { href: link("commands", { correlation: found.correlation_id }) }, "Search on"), "."),
-        h("div", null, button("Look again", loadTree, { small: true })));
+      replace(related.body, relatedOf(found, id), h("div", null, button("Look again", loadTree, { small: true })));
     } catch (error) {
       if (error.name !== "AbortError") replace(related.body, h("p", { class: "muted" }, error.message));
     }
@@ -140,7 +90,7 @@ export async function show(root, { parts, params, session, navigate, tools, sign
     rename(`${value.domain}/${value.type} ${short(value.command_id)}`);
     drawHead({ ...value, data: null, result: null, checkpoint: null, audit: null, executions: null, timeline: null });
     lines.card.hidden = !value.timeline?.length;
-    drawLine(value.timeline ?? []);
+    drawTime(value.timeline ?? []);
     for (const [what, draw] of payloads) draw(value[what] ?? null);
     drawAttempts(value.executions ?? []);
     auditCard.hidden = !value.audit?.length;
@@ -155,6 +105,69 @@ export async function show(root, { parts, params, session, navigate, tools, sign
 function section(heading) {
   const body = h("div", { class: "stack" });
   return { body, card: panel(heading, body) };
+}
+
+function buttonsOf(status, restricted, { run, retry, edit }) {
+  if (status === IN_TROUBLE) {
+    return [
+      button("Retry", retry, { tone: "primary", title: "r" }),
+      !restricted && button("Edit data and retry", edit, { title: "e" }),
+      button("Complete", () => run("complete")),
+      button("Cancel", () => run("cancel_trouble"), { tone: "danger" }),
+    ];
+  }
+  if (status === "PENDING") return [button("Run now or later", () => run("reschedule")), button("Cancel", () => run("cancel"), { tone: "danger" })];
+  return [];
+}
+
+function headOf(v) {
+  return [
+    h("div", { class: "toolbar" }, statusTag(v.status), name(`${v.domain}/${v.type}`), h("code", null, v.command_id), copyButton(v.command_id)),
+    v.why && h("p", null, localTimes(v.why)),
+    v.error_code && h("div", { class: "toolbar" }, tag(v.error_code, v.status === IN_TROUBLE ? "bad" : "warn"), h("span", null, v.error_message ?? "")),
+    panel(null, facts(factsOf(v))),
+    v.headers && Object.keys(v.headers).length > 0 && panel("Headers", facts(Object.entries(v.headers).map(([header, text]) => [header, name(text)]))),
+  ];
+}
+
+function factsOf(v) {
+  const { batch, process } = v.links ?? {};
+  return [
+    ["Domain", domainLink(v.domain)], ["Type", h("a", { href: link("commands", { domain: v.domain, type: v.type }) }, v.type)],
+    ["Sent", timeElement(v.created_at, "both")], ["Due", v.due_at !== v.created_at ? timeElement(v.due_at, "both") : null],
+    ["Started", v.started_at && timeElement(v.started_at, "both")], ["Finished", v.finished_at && timeElement(v.finished_at, "both")],
+    ["Expires", v.expires_at && timeElement(v.expires_at, "both")],
+    ["Attempts", v.max_attempts ? `${count(v.attempts)} of ${count(v.max_attempts)}` : count(v.attempts)], ["Priority", v.priority], ["Worker", v.worker && name(v.worker)],
+    ["Key", v.key && h("a", { href: link("commands", { domain: v.domain, key: v.key }) }, v.key)], ["Unique key", v.unique_key && name(v.unique_key)],
+    ["Correlation", h("a", { class: "mono", title: v.correlation_id, href: link("commands", { correlation: v.correlation_id }) }, short(v.correlation_id))],
+    ["Reply to", v.reply_to && domainLink(v.reply_to)],
+    ["Batch", v.batch_id && h("span", null, h("a", { href: link(["batch", v.batch_id]) }, batch?.name ?? short(v.batch_id)), " ", batch && statusTag(batch.status))],
+    ["Process", process && h("span", null, h("a", { href: link(["process", process.process_id]) }, process.type), " ", statusTag(process.status), process.step && ` ${process.step}`)],
+  ];
+}
+
+/** The line of its time, and the sums of its parts by their kind. */
+function timeOf(parts) {
+  const shown = parts.map((part) => {
+    const [label, tone] = PARTS[part.kind] ?? [part.kind, "a"];
+    const seconds = ((part.to ? Date.parse(part.to) : now()) - Date.parse(part.from)) / 1000;
+    const what = part.attempt ? `attempt ${part.attempt} ${label}` : label;
+    return { label, tone, from: part.from, to: part.to, title: `${what} ${part.to ? duration(seconds) : "since " + duration(seconds)}`, seconds };
+  });
+  const sums = new Map();
+  for (const { label, tone, seconds } of shown) sums.set(label, [tone, (sums.get(label)?.[1] ?? 0) + seconds]);
+  return [
+    timeline(shown, { label: "Time of the command" }),
+    h("div", { class: "toolbar" }, [...sums].map(([label, [tone, seconds]]) => tag(`${label} ${duration(seconds)}`, tone))),
+  ];
+}
+
+function relatedOf(found, id) {
+  const hasOthers = found.count > 1 || found.tree.some((node) => node.kind !== "command");
+  return [
+    hasOthers ? treeOf(found.tree, id) : h("p", { class: "muted" }, "No other command has its correlation id."),
+    found.cut && h("p", { class: "note note-info" }, "There may be more: the search was ended. ", h("a", { href: link("commands", { correlation: found.correlation_id }) }, "Search on"), "."),
+  ];
 }
 
 function buildAttempt(one, before) {

@@ -40,6 +40,44 @@ function ran(row) {
   return row.ran === null ? NONE : duration(row.ran);
 }
 
+/** How many of the rows are in both. */
+function shared(before, now) {
+  const keys = new Set(before.map(commandKey));
+  return now.filter((row) => keys.has(commandKey(row))).length;
+}
+
+/** The rows that are shown as they are now; those that a search would not find again are gone. */
+function blended(shown, { commands, next }) {
+  const now = new Map(commands.map((row) => [commandKey(row), row]));
+  const last = next && commands.length ? commands.at(-1).created_at : "";
+  return shown.map((row) => now.get(commandKey(row)) ?? (row.created_at > last ? { ...row, gone: true } : row));
+}
+
+function whyEmpty(value, given) {
+  if (value.commands.length) return [];
+  if (value.next) return empty("Nothing found so far", "The search can go on.");
+  if (given.after) return empty("No more commands", "The pages end here.");
+  if (Object.keys(filtersOf(given)).length) return [empty("Nothing matches", "No command meets all of these filters."), h("p", { class: "empty" }, h("a", { href: "#/commands" }, "Clear filters"))];
+  return empty("No command has been sent yet", "A first one, from Python:", FIRST_COMMAND);
+}
+
+/** The way to other pages; `sizes` chooses the number of rows. */
+function pagerOf(value, given, sizes) {
+  const back = BEFORE.get(given.after);
+  const way = (label, after) => h("a", { class: "button", href: link(["commands"], { ...given, after }) }, label);
+  if (value.next) BEFORE.set(value.next, given.after ?? "");
+  if (BEFORE.size > 500) BEFORE.delete(BEFORE.keys().next().value);
+  return [
+    given.after && way("First page", null),
+    given.after && back && way("Newer", back),
+    value.next && way("Older", value.next),
+    h("span", { class: "muted" }, value.commands.length ? plural(value.commands.length, "command") + (value.next ? " on this page" : "") : ""),
+    (value.next || given.rows) && h("span", { class: "push" }, sizes),
+  ];
+}
+
+const stopText = ({ at, read }) => `The search has looked at about ${count(read)} commands${at ? `, back to ${clock(at)}` : ""}, and stopped there.`;
+
 export async function show(root, { params, session, navigate, signal, keys }) {
   const filters = filterBar({ navigate, restricted: !session.reads_data });
   const problem = h("p", { class: "note note-bad", role: "alert", hidden: true });
@@ -113,7 +151,7 @@ export async function show(root, { params, session, navigate, signal, keys }) {
   function present(value) {
     shown = value.commands;
     news.hidden = true;
-    drawEmpty(value);
+    replace(nothing, whyEmpty(value, given));
     list.update(shown);
     drawEnd(value);
     drawTools();
@@ -121,45 +159,21 @@ export async function show(root, { params, session, navigate, signal, keys }) {
 
   /** Changes the rows that are shown, and says how many are not. */
   function blend(value) {
-    const now = new Map(value.commands.map((row) => [commandKey(row), row]));
-    const last = value.next && value.commands.length ? value.commands.at(-1).created_at : "";
-    const before = new Set(shown.map(commandKey));
-    shown = shown.map((row) => now.get(commandKey(row)) ?? (row.created_at > last ? { ...row, gone: true } : row));
-    const more = value.commands.filter((row) => !before.has(commandKey(row))).length;
+    const more = value.commands.length - shared(shown, value.commands);
+    shown = blended(shown, value);
     news.hidden = more === 0;
     setText(news, `${plural(more, "newer command")}: show`);
     list.update(shown);
     drawTools();
   }
 
-  function drawEmpty(value) {
-    const filtered = Object.keys(filtersOf(given)).length > 0;
-    if (value.commands.length) replace(nothing);
-    else if (value.next) replace(nothing, empty("Nothing found so far", "The search can go on."));
-    else if (given.after) replace(nothing, empty("No more commands", "The pages end here."));
-    else if (filtered) replace(nothing, empty("Nothing matches", "No command meets all of these filters."), h("p", { class: "empty" }, h("a", { href: "#/commands" }, "Clear filters")));
-    else replace(nothing, empty("No command has been sent yet", "A first one, from Python:", FIRST_COMMAND));
-  }
-
   function drawEnd(value) {
     stopped.hidden = !value.stopped || !value.next;
     if (!stopped.hidden) tellStop(value, button("Search on", searchOn, { small: true }));
-    const back = BEFORE.get(given.after);
-    const way = (label, after) => h("a", { class: "button", href: link(["commands"], { ...given, after }) }, label);
-    if (value.next) BEFORE.set(value.next, given.after ?? "");
-    if (BEFORE.size > 500) BEFORE.delete(BEFORE.keys().next().value);
-    replace(pager,
-      given.after && way("First page", null),
-      given.after && back && way("Newer", back),
-      value.next && way("Older", value.next),
-      h("span", { class: "muted" }, value.commands.length ? plural(value.commands.length, "command") + (value.next ? " on this page" : "") : ""),
-      (value.next || given.rows) && h("span", { class: "push" }, rows));
+    replace(pager, pagerOf(value, given, rows));
   }
 
-  function tellStop(value, action) {
-    const { at, read } = value.stopped;
-    replace(stopped, h("span", null, `The search has looked at about ${count(read)} commands${at ? `, back to ${clock(at)}` : ""}, and stopped there.`), action);
-  }
+  const tellStop = (value, action) => replace(stopped, h("span", null, stopText(value.stopped)), action);
 
   /** Goes on until something is found, or the end. */
   async function searchOn() {

@@ -15,15 +15,12 @@ export const title = () => "Fleet";
 
 export async function show(root, { params, session, navigate, signal }) {
   const cells = new Set();
-  const open = new Map();
   let text = params.text ?? "";
   let value = null;
-  const figures = {
-    nodes: figure("nodes", "–"), workers: figure("workers", "–"), threads: figure("threads that run", "–"),
-    late: figure("past their timeout", "–"), memory: figure("memory", "–"), gone: figure("gone", "–"),
-  };
+  const figures = figuresOfFleet();
+  const open = openNodes(render);
   const field = searchField("text", text, "name, host, type", (wanted) => navigate({ text: wanted }, { replace: true }));
-  const bar = h("div", { class: "toolbar" }, h("div", { class: "numbers" }, Object.values(figures)),
+  const bar = h("div", { class: "toolbar" }, h("div", { class: "numbers" }, figures.elements),
     h("div", { class: "filters push" }, h("label", null, "Show nodes with", field)));
   const note = h("p", { class: "note note-info", hidden: true });
   const living = h("div", { class: "stack" });
@@ -39,55 +36,25 @@ export async function show(root, { params, session, navigate, signal }) {
     // Since when the page has heard of nodes without a gap; null while it does not.
     heardSince: now(),
     hasSlots: () => value.has_slots,
-    isOpen: (node) => open.has(node),
-    toggle(node) {
-      if (open.has(node)) {
-        open.get(node).stop();
-        open.delete(node);
-      } else if (open.size < MAX_OPEN) {
-        const entry = { detail: null, stop: () => {} };
-        open.set(node, entry);
-        entry.stop = watch(apiPath(["fleet", node]), (found) => {
-          entry.detail = found.node;
-          render();
-        });
-      }
-      render();
-    },
+    isOpen: open.has,
+    toggle: open.toggle,
   };
 
   function render() {
     if (!value) return;
-    const shown = value.nodes.filter((node) => matches(node, text)).map((node) => open.get(node.node)?.detail ?? node);
+    const shown = value.nodes.filter((node) => matches(node, text)).map((node) => open.detailOf(node.node) ?? node);
     const [here, left] = [shown.filter((node) => !node.gone), shown.filter((node) => node.gone)];
-    for (const node of left) if (open.has(node.node)) context.toggle(node.node);
+    for (const node of left) if (open.has(node.node)) open.toggle(node.node);
     keyed(living, here, (node) => node.node, (node) => nodeCard(node, context));
     keyed(gone, left, (node) => node.node, (node) => nodeCard(node, context));
     box.hidden = !left.length;
     setText(goneTitle, `${plural(left.length, "node")} ${left.length === 1 ? "is" : "are"} gone`);
     note.hidden = value.has_slots;
     if (!value.has_slots) setText(note, `Many threads: each is a square here. Open up to ${MAX_OPEN} nodes to see what theirs run.`);
-    sum(here, left);
-    replaceEmpty(shown.length);
-  }
-
-  function replaceEmpty(shown) {
-    none.hidden = shown > 0;
-    if (shown) return;
-    if (value.nodes.length) replace(none, empty("No node matches", "Clear the filter to see all."));
-    else replace(none, empty("No node has run here within a day", "Start a supervisor, or a Worker in a program of yours:",
-      "cmdbus-supervise --app shop.handlers:registry --dsn-file /etc/shop/dsn"));
-  }
-
-  function sum(here, left) {
-    const seats = here.flatMap(seatsOf);
-    const letters = seats.map((seat) => seat.phases).join("");
-    figures.nodes.set(count(here.length), here.length ? undefined : "bad");
-    figures.workers.set(count(here.flatMap((node) => node.seats).filter((seat) => seat.pid).length));
-    figures.threads.set(`${count(running(letters))} of ${count(letters.length)}`);
-    figures.memory.set(bytes(here.reduce((all, node) => all + node.memory, 0)));
-    figures.gone.set(count(left.length));
+    figures.show(here, left);
     tick();
+    none.hidden = shown.length > 0;
+    if (!shown.length) replace(none, whyEmpty(value.nodes.length));
   }
 
   function tick() {
@@ -96,16 +63,11 @@ export async function show(root, { params, session, navigate, signal }) {
       if (!cell.isConnected) cells.delete(cell);
       else if (cell.tick()) late += 1;
     }
-    figures.late.set(count(late), late ? "bad" : undefined);
+    figures.showLate(late);
     for (const element of living.children) element.tick();
   }
 
-  root.dataset.rows = "";
-  root.addEventListener("row", ({ detail }) => {
-    const stops = [...root.querySelectorAll("a.slot, summary, section.node button:not([hidden])")].filter((one) => one.checkVisibility());
-    const at = stops.indexOf(document.activeElement);
-    if (typeof detail === "number") stops[Math.max(0, Math.min(stops.length - 1, at + detail))]?.focus();
-  });
+  walkRows(root);
   const stop = watch("fleet", (found) => {
     value = found;
     render();
@@ -123,9 +85,70 @@ export async function show(root, { params, session, navigate, signal }) {
     close() {
       stop();
       clearInterval(timer);
-      for (const { stop: stopOne } of open.values()) stopOne();
+      open.close();
     },
   };
+}
+
+function figuresOfFleet() {
+  const figures = {
+    nodes: figure("nodes", "–"), workers: figure("workers", "–"), threads: figure("threads that run", "–"),
+    late: figure("past their timeout", "–"), memory: figure("memory", "–"), gone: figure("gone", "–"),
+  };
+  return {
+    elements: Object.values(figures),
+    show(here, left) {
+      const seats = here.flatMap(seatsOf);
+      const letters = seats.map((seat) => seat.phases).join("");
+      figures.nodes.set(count(here.length), here.length ? undefined : "bad");
+      figures.workers.set(count(here.flatMap((node) => node.seats).filter((seat) => seat.pid).length));
+      figures.threads.set(`${count(running(letters))} of ${count(letters.length)}`);
+      figures.memory.set(bytes(here.reduce((all, node) => all + node.memory, 0)));
+      figures.gone.set(count(left.length));
+    },
+    showLate: (late) => figures.late.set(count(late), late ? "bad" : undefined),
+  };
+}
+
+/** The nodes whose threads are watched; `changed` is called when there is news of one. */
+function openNodes(changed) {
+  const entries = new Map();
+  return {
+    has: (node) => entries.has(node),
+    detailOf: (node) => entries.get(node)?.detail,
+    toggle(node) {
+      if (entries.has(node)) {
+        entries.get(node).stop();
+        entries.delete(node);
+      } else if (entries.size < MAX_OPEN) {
+        const entry = { detail: null, stop: () => {} };
+        entries.set(node, entry);
+        entry.stop = watch(apiPath(["fleet", node]), (found) => {
+          entry.detail = found.node;
+          changed();
+        });
+      }
+      changed();
+    },
+    close() {
+      for (const { stop } of entries.values()) stop();
+    },
+  };
+}
+
+const whyEmpty = (nodes) => (nodes
+  ? empty("No node matches", "Clear the filter to see all.")
+  : empty("No node has run here within a day", "Start a supervisor, or a Worker in a program of yours:",
+    "cmdbus-supervise --app shop.handlers:registry --dsn-file /etc/shop/dsn"));
+
+/** Lets the keys that go from row to row go from thread to thread. */
+function walkRows(root) {
+  root.dataset.rows = "";
+  root.addEventListener("row", ({ detail }) => {
+    const stops = [...root.querySelectorAll("a.slot, summary, section.node button:not([hidden])")].filter((one) => one.checkVisibility());
+    const at = stops.indexOf(document.activeElement);
+    if (typeof detail === "number") stops[Math.max(0, Math.min(stops.length - 1, at + detail))]?.focus();
+  });
 }
 
 function matches(node, text) {
