@@ -144,9 +144,17 @@ def _is_value(value: object) -> bool:
 
 def _checked(name: str, value: object) -> str:
     if not _is_value(value):
-        kind = type(value).__name__
-        found = f"which has {len(value)}" if isinstance(value, str) else f"not of type {kind}"
         raise ValueError(
-            f"header {name!r} must be text of at most {MAX_VALUE} characters without NUL, {found}"
+            f"header {name!r} must be text of at most {MAX_VALUE} characters without NUL, "
+            f"{_defect(value)}"
         )
     return value if type(value) is str else str.__str__(value)
+
+
+def _defect(value: object) -> str:
+    """Without the value, which may be a secret."""
+    if not isinstance(value, str):
+        return f"not of type {type(value).__name__}"
+    if len(value) > MAX_VALUE:
+        return f"which has {len(value)}"
+    return "and this has a NUL" if "\0" in value else "and this has half a surrogate pair"

@@ -93,7 +93,7 @@ def test_a_hook_may_change_them_and_leaves_a_trace(dsn: str) -> None:
         [_, changed] = bus.audit("payments", command_id)
     assert given["tenant"] == "blue"
     assert changed.details == {
-        "headers": {"before": {"'tenant'": "'blue'"}, "after": {"'tenant'": "'red'"}}
+        "headers": {"before": {"tenant": "blue"}, "after": {"tenant": "red"}}
     }
 
 

@@ -71,8 +71,8 @@ def _headers_changed(*both: Any) -> dict[str, object]:
     """Before and after, without what stays. What is no mapping is refused where it is checked."""
     before, after = (dict(each) if isinstance(each, Mapping) else {} for each in both)
     return {
-        "before": {shown(n): shown(v) for n, v in before.items() if after.get(n) != v},
-        "after": {shown(n): shown(v) for n, v in after.items() if before.get(n) != v},
+        "before": {_json(n): _json(v) for n, v in before.items() if after.get(n) != v},
+        "after": {_json(n): _json(v) for n, v in after.items() if before.get(n) != v},
     }
 
 
