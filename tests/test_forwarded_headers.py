@@ -329,8 +329,8 @@ def test_what_could_not_be_sent_is_refused_where_it_is_added() -> None:
     ("names", "sentence"),
     [
         ("traceparent", "forward_headers must be a list or a tuple of headers' names"),
-        ([""], "forward_headers must be a letter and up to 99 more"),
-        ([7], "forward_headers must be a letter"),
+        ([""], "a name in forward_headers must be a letter and up to 99 more"),
+        ([7], "a name in forward_headers must be a letter"),
         (None, "forward_headers must be a list or a tuple"),
     ],
 )
