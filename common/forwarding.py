@@ -65,7 +65,8 @@ def check_forwarded(names: Iterable[str]) -> tuple[str, ...]:
         raise ValueError(
             f"forward_headers must be a list or a tuple of headers' names, not {names!r:.80}"
         )
-    return tuple(dict.fromkeys(check_header_name(name, "a name in forward_headers") for name in names))
+    checked = (check_header_name(name, "a name in forward_headers") for name in names)
+    return tuple(dict.fromkeys(checked))
 
 
 def forward(headers: Mapping[str, str], names: Iterable[str]) -> ForwardedHeaders:
