@@ -129,11 +129,11 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
--- Sends messages that are locked as commands of a bridge's domain. held: why one of them can
+-- Sends messages that are locked as commands of a bridge's domain. unmovable: why one of them can
 -- neither become a command nor be stored in troubleshooting.
 CREATE FUNCTION {schema}.take_messages(
     p_bridge {schema}.bridge, p_msg_ids bigint[],
-    OUT moved integer, OUT refused integer, OUT held text
+    OUT moved integer, OUT refused integer, OUT unmovable text
 )
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -173,27 +173,27 @@ BEGIN
     END;
     IF half = 0 THEN
         moved := 0;
-        held := {schema}.refuse_message(p_bridge, p_msg_ids[1], why);
-        refused := (held IS NULL)::integer;
+        unmovable := {schema}.refuse_message(p_bridge, p_msg_ids[1], why);
+        refused := (unmovable IS NULL)::integer;
         RETURN;
     END IF;
     SELECT t.* INTO first FROM {schema}.take_messages(p_bridge, p_msg_ids[:half]) t;
     SELECT t.* INTO second FROM {schema}.take_messages(p_bridge, p_msg_ids[half + 1:]) t;
     moved := first.moved + second.moved;
     refused := first.refused + second.refused;
-    held := coalesce(first.held, second.held);
+    unmovable := coalesce(first.unmovable, second.unmovable);
 END
 $$;
 
 -- Moves up to p_count messages of a bridge's queue into commands, of about p_bytes or just one,
--- as far as the domain takes any. None if another session has locked the bridge. held: as of
+-- as far as the domain takes any. None if another session has locked the bridge. unmovable: as of
 -- take_messages; it remains the error of the bridge as long as its message is invisible.
 --
 -- Takes those above p_floor, so that a busy bridge does not read again what was moved and is not
 -- vacuumed yet. floor: the next one; 0 if nothing was there.
 CREATE FUNCTION {schema}.move_in(
     p_name text, p_count integer, p_bytes bigint, p_floor bigint,
-    OUT moved integer, OUT refused integer, OUT held text, OUT floor bigint
+    OUT moved integer, OUT refused integer, OUT unmovable text, OUT floor bigint
 )
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -237,9 +237,9 @@ BEGIN
     END IF;
     IF cardinality(msg_ids) > 0 THEN
         floor := msg_ids[cardinality(msg_ids)];
-        SELECT t.* INTO moved, refused, held FROM {schema}.take_messages(bridge, msg_ids) t;
+        SELECT t.* INTO moved, refused, unmovable FROM {schema}.take_messages(bridge, msg_ids) t;
     END IF;
-    PERFORM {schema}.count_moved(bridge, moved, refused, coalesce(problem, held,
+    PERFORM {schema}.count_moved(bridge, moved, refused, coalesce(problem, unmovable,
         CASE WHEN bridge.error LIKE '%: it is invisible for an hour'
                 AND bridge.failed_at > clock_timestamp() - interval '1 hour'
             THEN bridge.error END));
