@@ -119,6 +119,22 @@ def test_looks_at_many_bridges_become_rare(
     assert few <= 0.01 < 2 < many <= 3
 
 
+def test_messages_may_have_any_id(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    create_queues(connection, "a")
+    bus.bridges.add("a", "shop", "Order", batch_size=1)
+    ids = [-(2**63), -1, 0, 1, 2**63 - 1]
+    for msg_id in ids:
+        connection.execute(
+            "INSERT INTO pgmq.q_a (msg_id, vt, message) OVERRIDING SYSTEM VALUE"
+            " VALUES (%s, now(), to_jsonb(%s::bigint))",
+            (msg_id, msg_id),
+        )
+    move_all(bridge_round(), connection)
+    assert rows(dsn, "SELECT data FROM cmdbus.ready ORDER BY id") == [(each,) for each in ids]
+
+
 MESSAGES: list[tuple[str | None, Any]] = [
     (None, None),
     ("null", None),

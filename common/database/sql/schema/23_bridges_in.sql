@@ -71,7 +71,7 @@ BEGIN
                 SELECT m.msg_id, coalesce(pg_column_size(m.message), 0)::bigint
                     * CASE WHEN pg_column_compression(m.message) IS NULL THEN 1 ELSE 8 END AS bytes
                 FROM pgmq.%I m
-                WHERE m.vt <= clock_timestamp() AND m.msg_id > $3
+                WHERE m.vt <= clock_timestamp() AND ($3 = 0 OR m.msg_id > $3)
                 ORDER BY m.msg_id LIMIT $1
                 FOR UPDATE SKIP LOCKED
             ) p
