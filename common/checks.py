@@ -18,8 +18,9 @@ MAX_WHOLE = 2**31 - 2
 MAX_TEXT = 2000
 MAX_OPERATOR = 200
 MAX_KEY = 200
-#: Of PGMQ, with its signs that are in no name.
+#: Characters of the name of a queue of PGMQ.
 MAX_QUEUE = 47
+#: Signs that PGMQ refuses in a name.
 _IN_NO_QUEUE = re.compile(r"[$;'\0]|--")
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}\Z")
 

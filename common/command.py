@@ -38,7 +38,7 @@ class Command(Generic[T_co]):
     reply_to: str | None
     created_at: datetime
     payload: T_co = field(default=_SAME, repr=False, compare=False)
-    #: Those of `send(headers=)`; they cannot be changed.
+    #: The headers of `send(headers=)`; they cannot be changed.
     headers: Mapping[str, str] = NO_HEADERS
 
     def __post_init__(self) -> None:

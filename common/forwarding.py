@@ -23,7 +23,8 @@ from cmdbus.headers import (
     selected,
 )
 
-#: Named, like those that are passed on, in the schema's function forwarded_headers.
+#: The header that a bridge adds. Replies always get it: it is also in the schema's function
+#: forwarded_headers.
 MESSAGE_ID = "pgmq_msg_id"
 
 #: Bytes of a character as JSON, and of what is around a header.
@@ -88,8 +89,8 @@ def also_by_default(headers: Mapping[str, str]) -> Iterator[None]:
 
 
 def reply_headers(forwarded: ForwardedHeaders, headers: Mapping[str, str]) -> str | None:
-    """Those of a reply to a command with these `headers`, as JSON text; None for what the schema
-    forwards by itself."""
+    """The headers of a reply to a command with these `headers`, as JSON text; None for what the
+    schema forwards by itself."""
     kept = forwarded.copy()  # At once, as another thread may change it.
     if kept == selected(headers, FORWARDED):
         return None

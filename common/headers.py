@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 
-#: What a handler's commands and replies get of its command's headers, unless it says otherwise.
+#: Names of headers that a handler's commands and replies get of its command, unless its registry
+#: names others.
 FORWARDED = ("traceparent", "tracestate", "tenant")
 MAX_HEADERS = 32
 #: Characters of one value, and bytes of all headers as JSON.
@@ -49,7 +50,7 @@ class Headers(Mapping[str, str]):
         return repr(self._values)
 
 
-#: Those of all commands that have none.
+#: The headers of all commands that have none.
 NO_HEADERS: Final[Mapping[str, str]] = Headers({})
 
 
@@ -120,7 +121,7 @@ def decode_headers(text: str | None) -> dict[str, str]:
 
 
 def merged(*layers: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Those of all layers, of which a later one wins; None if there are none."""
+    """The headers of all layers, of which a later one wins; None if there are none."""
     found: dict[str, str] = {}
     for layer in layers:
         if layer:
@@ -129,7 +130,7 @@ def merged(*layers: Mapping[str, str] | None) -> dict[str, str] | None:
 
 
 def selected(headers: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Those with these names."""
+    """The headers with these names."""
     return {name: headers[name] for name in names if name in headers}
 
 

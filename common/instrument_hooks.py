@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Managers:
-    """Those that instruments have made, entered and left without their errors."""
+    """Context managers of instruments, entered and left without their errors."""
 
     __slots__ = ("_entered",)
 
@@ -134,7 +134,7 @@ def flush(seconds: float) -> None:
 
 
 def instruments_with(hook: str) -> list[Instrument]:
-    """Those that do something in this hook."""
+    """The instruments that do something in this hook."""
     base = getattr(Instrument, hook)
     return [each for each in instruments.installed if getattr(type(each), hook) is not base]
 

@@ -69,7 +69,7 @@ class EndedExecution(NamedTuple):
     #: Monotonic time; 0 if that is unknown.
     ended_at: float
     settled_at: float
-    #: Of the execution; 0 if there was none.
+    #: Duration of the execution; 0 if there was none.
     seconds: float
     #: Seconds between being due and being claimed.
     waited: float
@@ -79,7 +79,7 @@ class EndedExecution(NamedTuple):
     created_at: datetime
     #: JSON text of its event: reason, details, exception, traceback, or the stack of a timeout.
     details: str | None
-    #: Of the command.
+    #: The headers of the command.
     headers: Mapping[str, str]
     #: Seconds until the next try, if there is one.
     delay: float | None
@@ -125,7 +125,7 @@ class Instrument:
         function of `atexit`."""
 
 
-#: Those of this process, the outermost first.
+#: The instruments of this process, the outermost first.
 installed: tuple[Instrument, ...] = ()
 _lock = Lock()
 #: Instruments and hooks whose errors are in the log.

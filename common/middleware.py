@@ -60,7 +60,7 @@ class Middleware:
 
 
 class Middlewares:
-    """Those of a registry, in the order of their declaration: the first one is the outermost."""
+    """All middleware of a registry, in the order of declaration: the first one is the outermost."""
 
     def __init__(self) -> None:
         self._all: list[Middleware] = []

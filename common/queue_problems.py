@@ -2,7 +2,7 @@
 
 from cmdbus.errors import CmdbusError, MissingRightError, QueueNotFoundError, SchemaError
 
-#: What a role needs on the table of a queue, by the direction of its bridge.
+#: Rights of a role on the table of a queue, by the direction of its bridge.
 _RIGHTS = {"in": "DELETE, SELECT, UPDATE", "out": "INSERT, SELECT"}
 
 

@@ -26,7 +26,7 @@ OUTCOME = "cmdbus.outcome"
 DELAY = "cmdbus.delay"
 
 CMDBUS = "cmdbus"
-#: What `error.type` is once a process has met its limit of different ones.
+#: The value of `error.type` once a process has met its limit of different ones.
 OTHER = "_OTHER"
 #: Different values of `error.type` in the metrics of a process.
 MAX_ERROR_TYPES = 100

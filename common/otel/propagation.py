@@ -29,7 +29,7 @@ _SETTER = _Setter()
 
 
 def headers_of(context: Context | None = None) -> dict[str, str]:
-    """Of the current context, if none is given."""
+    """The headers with this context, or with the current one."""
     headers: dict[str, str] = {}
     propagate.inject(headers, context, _SETTER)
     return headers
@@ -50,11 +50,11 @@ def replace_headers(headers: dict[str, str], context: Context) -> None:
 
 
 def context_of(headers: Mapping[str, str]) -> Context:
-    """That of the sender; nothing of the thread that reads it."""
+    """The context of the sender; nothing of the thread that reads it."""
     return propagate.extract(headers, Context())
 
 
 def creation_of(context: Context) -> SpanContext | None:
-    """Of the span that has sent the command, if there was one."""
+    """The span that has sent the command, if there was one."""
     found = trace.get_current_span(context).get_span_context()
     return found if found.is_valid else None

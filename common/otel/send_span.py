@@ -82,7 +82,7 @@ class SendSpan(Sending):
             self._metrics.sent(commands, time.monotonic() - self._began, kind)
 
 
-#: What the first id is that a call gives.
+#: The attribute whose value is the first id that a call gives.
 _OF_IDS = {
     "send": MESSAGE_ID,
     "call": MESSAGE_ID,

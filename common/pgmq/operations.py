@@ -19,7 +19,7 @@ class Operation(NamedTuple):
 
     @property
     def function(self) -> str:
-        """As users know it."""
+        """The function of PGMQ that it calls."""
         return self.name.removeprefix("pgmq_").removesuffix("_at").removesuffix("_many")
 
 

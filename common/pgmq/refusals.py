@@ -28,7 +28,7 @@ _EXECUTOR = Executor("cmdbus")
 def explained(
     error: psycopg.Error, operation: Operation, queue: str | None, session: Connection
 ) -> CmdbusError:
-    """Of one of EXPLAINED."""
+    """The error of the bus for one of EXPLAINED."""
     message = primary_message(error)
     match error:
         case psycopg.errors.InvalidSchemaName():

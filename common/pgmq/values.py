@@ -43,10 +43,10 @@ class QueueMetrics:
     #: That were ever sent.
     total_messages: int
     scrape_time: datetime
-    #: Without those that are read and not archived or deleted, and those that are delayed. None
-    #: before PGMQ 1.5.
+    #: Messages that a reader would get now: not those that are read, or delayed. None before
+    #: PGMQ 1.5.
     queue_visible_length: int | None
-    #: Of a partitioned queue: messages without a partition of their own. None before PGMQ 1.13.
+    #: Messages of a partitioned queue without a partition of their own. None before PGMQ 1.13.
     default_partition_length: int | None
 
 

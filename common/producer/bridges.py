@@ -40,7 +40,7 @@ class BridgeRecord:
     #: Why nothing moves, and since when.
     error: str | None
     failed_at: datetime | None
-    #: By whom it was added, why, and when.
+    #: The operator that added it, the reason, and the time.
     operator: str | None
     reason: str | None
     added_at: datetime

@@ -23,10 +23,10 @@ class BulkSend:
         """`ids`: those of commands that bring none, if they have been made before."""
         self.requests = requests
         spare = ids or new_ids(len(requests))
-        #: Of each, and of those that bring an id.
+        #: Domain and id of each command, and of each that brings an id.
         self.sent: list[SentId] = []
         self.brought: list[SentId] = []
-        #: Of those that the hook has changed, with what it changed.
+        #: Commands that the hook has changed, with what it changed.
         self.changed: list[tuple[str, UUID, str]] = []
         for request, id_ in zip(requests, spare, strict=True):
             if not isinstance(request, SendRequest):
@@ -45,7 +45,7 @@ class BulkSend:
         self.counts = Counter(domain for domain, _ in self.sent)
         #: Headers that all of them get by default.
         self.default_headers = default_headers()
-        #: Those of SELDOM's columns that some have.
+        #: Columns of SELDOM in which some have a value.
         self.seldom = [
             column
             for field, column in SELDOM.items()
@@ -55,7 +55,7 @@ class BulkSend:
         if len(set(self.brought)) < len(self.brought):
             (domain, command_id), _ = Counter(self.brought).most_common(1)[0]
             raise DuplicateCommandError(domain, [command_id], in_one_call=True)
-        #: By index: how a command is unique, and the one that was there instead of it.
+        #: How a command is unique, and the one that was there instead of it, by its index.
         self.uniques: dict[int, Unique] = {}
         self.existing: dict[int, UUID] = {}
         if "unique_key" in self.seldom:
@@ -70,7 +70,7 @@ class BulkSend:
 
     @property
     def rest(self) -> "BulkSend":
-        """Those for which there was no other command."""
+        """The requests for which there was no other command."""
         if not self.existing:
             return self
         rest = [i for i in range(len(self.sent)) if i not in self.existing]

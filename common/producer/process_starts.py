@@ -30,7 +30,7 @@ class ProcessRequest:
     process_id: UUID | str | None = None
     #: Of the manager for which the state is written.
     version: int = 1
-    #: Those of its first command.
+    #: The headers of its first command.
     headers: Mapping[str, str] | None = None
 
 

@@ -53,7 +53,7 @@ class _Claim(NamedTuple):
     correlation_id: UUID
     created_at: datetime
     batch_id: UUID | None
-    #: Of a reply, which is not replied to: headers alone.
+    #: The headers alone: a reply gets no reply.
     reply_to_and_headers: str | None
 
     @property

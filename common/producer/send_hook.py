@@ -61,7 +61,7 @@ class SendHook:
             return None  # It is refused as it is.
 
 
-#: Those whose values are on record as they are.
+#: Fields of a request whose values are on record as they are.
 _FIELDS = [
     field.name for field in fields(SendRequest) if field.name not in ("data", "changes", "headers")
 ]

@@ -14,7 +14,7 @@ from cmdbus.sentry.options import Options
 #: An event of the SDK: a dict whose keys depend on its kind.
 Event = Any
 
-#: Of a command's fields, those to search by.
+#: Fields of a command by which events are searched.
 TAGS = ("domain", "command_type", "command_id", "attempt")
 #: Levels by what becomes of the command. Other ends are no failures.
 _LEVELS = {"RETRY": "warning", "TROUBLESHOOTING": "error", "FAILED": "error"}
@@ -103,7 +103,7 @@ def of_ended(ended: EndedExecution) -> Event:
 
 
 def _stack(details: str | None) -> str:
-    """That of the exception, or of a handler that has timed out."""
+    """The stack of the exception, or of a handler that has timed out."""
     event = json.loads(details or "{}")
     inner = event.get("details")
     stack = event.get("traceback") or (isinstance(inner, dict) and inner.get("stack"))
@@ -111,7 +111,7 @@ def _stack(details: str | None) -> str:
 
 
 def _frames(stack: str) -> list[dict[str, object]]:
-    """Those of the last traceback of a chain, the outermost first."""
+    """The frames of the last traceback of a chain, the outermost first."""
     return [
         {
             "filename": file,

@@ -16,7 +16,7 @@ from cmdbus.sentry.options import Options
 from cmdbus.sentry.redaction import excerpt, hide_values, redact
 from cmdbus.surroundings import execution_of
 
-#: Of the span, by what becomes of the command.
+#: Ends of the span, by the status of the outcome.
 _STATUSES = {
     "COMPLETED": tracing.OK,
     "AGAIN": tracing.OK,
@@ -104,7 +104,7 @@ class ExecutionScope:
         return fields_of(*ids, self._context.attempt)
 
     def _facts(self) -> Mapping[str, object]:
-        """Of the headers, the names: their values may be anything."""
+        """Headers are shown by their names: their values may be anything."""
         about = self._command
         return {
             "max_attempts": self._context.max_attempts,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import sentry_sdk
 
-#: Of the integration.
+#: The name by which the SDK knows the integration.
 IDENTIFIER = "cmdbus"
 
 

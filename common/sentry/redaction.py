@@ -9,8 +9,8 @@ from typing import Any
 from sentry_sdk.utils import current_stacktrace, iter_event_frames
 
 _STACKS = ("exception", "stacktrace", "threads")
-#: Of the data of a command, if it is sent: characters of texts, entries of an object or a list, and
-#: objects and lists inside of each other.
+#: Bounds of a command's data, if it is sent: characters of texts, entries of an object or a list,
+#: and objects and lists inside of each other.
 MAX_CHARACTERS = 4_000
 _MAX_ENTRIES = 50
 _MAX_DEPTH = 5

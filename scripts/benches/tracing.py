@@ -14,7 +14,7 @@ from cmdbus.registry import HandlerRegistry
 
 #: The domain of the fleet that is traced; the other one waits meanwhile.
 _TRACED = f"{DOMAIN}-traced"
-#: Of the sender's span, which ends with whether it is sampled.
+#: A header of the sender's span, to be ended with whether that is sampled.
 _TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"
 
 

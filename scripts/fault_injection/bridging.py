@@ -8,7 +8,7 @@ from lab.pgmq_schema import has_pgmq, install_pgmq
 from cmdbus import CommandBus, HandlerRegistry, RetryPolicy
 
 BRIDGED, BRIDGED_TYPE, BRIDGED_REPLIES = "bridged", "Bridged", "bridged.replies"
-#: Of PGMQ: what producers write, and what they read.
+#: Queues of PGMQ: what producers write, and what they read.
 QUEUE_IN, QUEUE_OUT = "chaos_in", "chaos_out"
 #: The way of calls that write messages.
 MESSAGES = "pgmq"

@@ -115,7 +115,7 @@ class Finished(NamedTuple):
     at: float
     #: Of the execution; 0 if there was none.
     seconds: float = 0.0
-    #: Those of its reply as JSON text, "{}" for none; None: what the schema passes on.
+    #: The headers of its reply as JSON text, "{}" for none; None: those that the schema forwards.
     reply_headers: str | None = None
 
 

@@ -18,7 +18,7 @@ def settled_executions(done: Sequence[Finished]) -> list[EndedExecution]:
 def other_end(
     claim: Claim, label: OutcomeLabel, finished: Finished | None = None
 ) -> EndedExecution:
-    """Of an execution whose outcome, if there was one, found no row."""
+    """The end of an execution whose outcome, if there was one, found no row."""
     outcome = completed(None)
     known = finished or Finished(claim, outcome, claim.max_attempts or 0, 0.0)
     return _ended(known._replace(outcome=outcome), label)

@@ -60,7 +60,7 @@ class SurroundedExecution(Execution):
     _afterwards: Sequence[tuple[Variables, AfterSettlement]] = ()
     #: They are being called.
     _is_afterwards = False
-    #: What the handler has returned, as it is stored.
+    #: The result of the handler, and the outcome with which it is stored.
     _returned: tuple[object, Outcome] | None = None
     #: An error that a middleware has raised, and the name of that.
     _middleware_error: tuple[BaseException, str] | None = None

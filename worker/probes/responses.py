@@ -19,7 +19,7 @@ from cmdbus.board.views import BoardView, SeatView
 _NS = 1_000_000_000
 #: Commands by domain and state.
 Depths = Mapping[tuple[str, str], int]
-#: Of nodes in the database: `lost` ones have not published for some minutes.
+#: States of nodes in the database: `lost` ones have not published for some minutes.
 NODE_STATES = ("running", "stopped", "lost")
 
 
@@ -37,11 +37,11 @@ class Gauges(NamedTuple):
     unreachable: Mapping[tuple[str, str, str], int] | None = None
     #: The states of circuit breakers, as the page of metrics numbers them.
     breakers: Mapping[str, int] | None = None
-    #: By the name of a bridge, its direction, and what is counted: moved, refused, failing.
+    #: Counts by the name of a bridge, its direction, and what is counted: moved, refused, failing.
     bridges: Mapping[tuple[str, str, str], int] | None = None
     #: Seconds that the oldest command of each domain has waited that is ready or limited.
     oldest: Mapping[str, float] | None = None
-    #: By state.
+    #: Nodes by their state.
     nodes: Mapping[str, int] | None = None
     #: Whether the database has answered the latest question.
     up: bool | None = None

@@ -24,7 +24,7 @@ _NO_PROCESS = 4
 
 #: The values of labels.
 Key = TypeVar("Key", bound=tuple[str, ...])
-#: By the name of the family.
+#: Samples by the name of their family.
 Samples = dict[str, Iterable[Sample]]
 
 

@@ -60,8 +60,9 @@ class Collector:
             raise ValueError("Collector has nothing to show: give it a bus or a worker")
         if sends:
             SEND_COUNTERS.begin()
-        #: By process: a fork has no threads of its parent's, and must not use its session. The pid
-        #: is compared at each use, because a fork in C, as uWSGI's, runs no hooks.
+        #: One for each process, by its pid: a fork has no threads of its parent's, and must not use
+        #: its session. The pid is compared at each use, because a fork in C, as uWSGI's, runs no
+        #: hooks.
         self._gauges: dict[int, DatabaseGauge] = {}
         self._domains: frozenset[str] = frozenset()
         self._closed = False
@@ -163,7 +164,7 @@ def _checked(worker: "Worker") -> "Worker":
 
 
 def _view_of(worker: "Worker") -> BoardView:
-    """As a supervisor would show its only process."""
+    """A view as a supervisor would have of its only process."""
     view = worker._telemetry.board.snapshot(claims=False)
     runs = worker._runner is not None
     seats = [

@@ -58,7 +58,8 @@ class SendCounters(Instrument):
     """Counts while a collector wants it."""
 
     def __init__(self) -> None:
-        #: By process: a fork counts what it does itself, and never waits for its parent's lock.
+        #: One for each process, by its pid: a fork counts what it does itself, and never waits for
+        #: its parent's lock.
         self._counts: dict[int, _Counts] = {}
         self._lock, self._collectors = Lock(), 0
 
@@ -86,14 +87,14 @@ class SendCounters(Instrument):
 
 
 class _Counts:
-    """Those of one process."""
+    """The counts of one process."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._sent: Counter[tuple[str, ...]] = Counter()
         self._refusals: Counter[tuple[str, ...]] = Counter()
         self._failures: Counter[tuple[str, ...]] = Counter()
-        #: By operation: a count for each bucket, and the sum.
+        #: A count for each bucket, and the sum, by operation.
         self._seconds: dict[str, list[float]] = {}
 
     def sent(self, counted: Counter[tuple[str, str]]) -> None:

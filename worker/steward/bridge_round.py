@@ -68,7 +68,7 @@ class BridgeRound:
         not be ended."""
         self._statements, self._timers = statements, timers
         self._allow_one_row, self._hurry = allow_one_row, hurry
-        #: What the timers said of bridges when these were listed.
+        #: `bridges` of the timers when they were listed.
         self._listed = inf
         self._bridges: dict[str, KnownBridge] = {}
 

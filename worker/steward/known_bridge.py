@@ -36,7 +36,7 @@ class KnownBridge:
         self.terms = terms
         #: Commands that it moves are claimed by this number.
         self.claimer = secrets.randbelow(2**63 - 1) + 1
-        #: What the next move takes at most: less, after one that took too long.
+        #: Bound of the next move: less after one that took too long.
         self.count = terms.batch_size
         #: A move of one has taken too long: the next one has more time.
         self.is_slow = False

@@ -55,7 +55,7 @@ class Timers:
         self._read_at = float("-inf")
         #: Monotonic time at which a schedule needs a steward; see ScheduleRound.
         self.ticks_at = inf
-        #: What the latest reading says of bridges; see BridgeRound.
+        #: TimerReading.bridges of the latest reading; see BridgeRound.
         self.bridges = inf
         #: The latest reading.
         self.seen = TimerReading(inf, inf, inf, suspects=False, queue_usage=0.0, pages=0)
