@@ -134,6 +134,33 @@ def test_a_command_that_cannot_be_a_message_is_refused_and_stops_no_other(
     assert (record.moved, record.refused) == (2, 1)
 
 
+DEFERRED = """
+    CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+        $$BEGIN RAISE check_violation USING MESSAGE = repeat('no', 1000000); END$$;
+    CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON {} DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+        WHEN (NEW.{}::text LIKE '%bad%') EXECUTE FUNCTION public.refuse()"""
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_what_a_deferred_constraint_refuses_stops_nothing_else_and_its_error_is_bounded(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection, direction: str
+) -> None:
+    """At the commit, it would refuse all that is moved."""
+    table, column = {"in": ("cmdbus.ready", "data"), "out": ("pgmq.q_orders", "message")}[direction]
+    bus.bridges.add("orders", "shop", "Order", direction=direction)
+    if direction == "in":
+        send_messages(connection, "orders", 0, "bad", 2)
+    else:
+        for body in (0, "bad", 2):
+            bus.send("shop", "Order", body)
+    connection.execute(DEFERRED.format(table, column).encode())
+    move_all(bridge_round(), connection)
+    [record] = bus.bridges.list()
+    assert (record.moved, record.refused, record.error) == (2, 1, None)
+    [refused] = bus.troubleshooting.list()
+    assert refused.data == "bad" and 1000 < len(str(refused.error_message)) < 1100
+
+
 def test_a_full_or_closed_domain_leaves_messages_in_their_queue(
     dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:

@@ -37,6 +37,8 @@ _ROUND_SECONDS = 0.2
 _MAX_LOOKS = 100
 #: Seconds until a bridge that cannot move is tried again.
 _FAILED_SECONDS = 5.0
+#: Characters of what keeps it from that: a trigger may say anything.
+_MAX_ERROR = 1000
 
 
 class _Moved(NamedTuple):
@@ -175,9 +177,9 @@ class BridgeRound:
         if cause_of(error) is Cause.TIMEOUT and bridge.has_timed_out():
             return
         bridge.due = time.monotonic() + _FAILED_SECONDS
-        why = reason(error)
+        why = reason(error)[:_MAX_ERROR]
         try:
-            why = self._explained(connection, bridge, error)
+            why = self._explained(connection, bridge, error)[:_MAX_ERROR]
             self._statements.value(
                 connection, "note_bridge_error", name=bridge.terms.name, error=why
             )

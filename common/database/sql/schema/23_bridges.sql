@@ -12,6 +12,17 @@ CREATE FUNCTION {schema}.is_error_of_message(p_sqlstate text) RETURNS boolean
 LANGUAGE sql IMMUTABLE
 RETURN p_sqlstate !~ '^(08|0A|25|26|3F|40|42|53|55P03|57|58)';
 
+-- Checks what is deferred until the end of the transaction, where it would stop all that is moved.
+-- The trigger of turn remains there.
+CREATE FUNCTION {schema}.check_deferred() RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    SET CONSTRAINTS ALL IMMEDIATE;
+    SET CONSTRAINTS {schema}.wake DEFERRED;
+END
+$$;
+
 -- Why p_role cannot move messages of a queue: PGMQ is not there ('no_pgmq') or has no headers yet
 -- ('old_pgmq'), there is no such queue ('no_queue'), or the role lacks a right ('no_right') or,
 -- where a trigger notifies of messages, one that this needs ('no_notify_right'). NULL: it can.

@@ -115,6 +115,7 @@ BEGIN
         $query$, 'q_' || p_bridge.queue)
     USING p_msg_id, p_bridge.domain::text, p_bridge.type::text, p_bridge.reply_to::text, code, why,
         p_bridge.name, p_bridge.queue;
+    PERFORM {schema}.check_deferred();
     RETURN NULL;
 EXCEPTION WHEN OTHERS THEN
     IF NOT {schema}.is_error_of_message(SQLSTATE) THEN
@@ -125,7 +126,7 @@ EXCEPTION WHEN OTHERS THEN
         'q_' || p_bridge.queue)
     USING p_msg_id;
     RETURN format('%s, nor be stored in troubleshooting (%s): it is invisible for an hour',
-        why, SQLERRM);
+        why, left(SQLERRM, 1000));
 END
 $$;
 
@@ -161,6 +162,7 @@ BEGIN
             $query$, 'q_' || p_bridge.queue)
         USING p_msg_ids, p_bridge.domain, p_bridge.type, p_bridge.reply_to;
         GET DIAGNOSTICS moved = ROW_COUNT;
+        PERFORM {schema}.check_deferred();
         refused := 0;
         RETURN;
     EXCEPTION WHEN OTHERS THEN
@@ -169,7 +171,8 @@ BEGIN
         END IF;
         GET STACKED DIAGNOSTICS in_constraint = CONSTRAINT_NAME;
         why := CASE WHEN in_constraint = 'payload_check'
-            THEN 'as JSON it has more than the 16 MiB that a command holds' ELSE SQLERRM END;
+            THEN 'as JSON it has more than the 16 MiB that a command holds'
+            ELSE left(SQLERRM, 1000) END;
     END;
     IF half = 0 THEN
         moved := 0;

@@ -115,6 +115,7 @@ BEGIN
                 ORDER BY h.place)) s (id)
             $query$
         INTO msg_ids USING p_queue, p_messages, p_headers, p_more_headers;
+        PERFORM {schema}.check_deferred();
         problems := array_fill(NULL::text, ARRAY[many]);
         RETURN;
     EXCEPTION WHEN OTHERS THEN
@@ -125,7 +126,7 @@ BEGIN
             RAISE;
         END IF;
         msg_ids := ARRAY[NULL::bigint];
-        problems := ARRAY[SQLERRM];
+        problems := ARRAY[left(SQLERRM, 1000)];
     END;
     IF half > 0 THEN
         SELECT s.* INTO first FROM {schema}.send_messages(
