@@ -186,6 +186,17 @@ def test_a_password_on_the_command_line_is_warned_of() -> None:
     assert "visible" not in here("init", "--dsn", "postgresql://ann@127.0.0.1:1/x").stderr
 
 
+@pytest.mark.parametrize("joint", [" ", "="])
+def test_a_password_on_the_command_line_is_in_no_argument_that_libraries_report(
+    monkeypatch: pytest.MonkeyPatch, joint: str
+) -> None:
+    """As Sentry does, with each event."""
+    dsn = f"postgresql://ann:{SECRET}@127.0.0.1:1/x"
+    monkeypatch.setattr("sys.argv", ["cmdbus", "init", *f"--dsn{joint}{dsn}".split()])
+    here("init", "--dsn", dsn)
+    assert sys.argv == ["cmdbus", "init", *f"--dsn{joint}***".split()]
+
+
 def test_help_shows_examples() -> None:
     assert "Examples:" in here("init", "--help").stdout
     assert "init" in here("-h").stdout

@@ -103,6 +103,8 @@ def _read_dsn(context: click.Context, option: click.Parameter, typed: str | None
         raise click.BadParameter("it is empty.", context, option)
     if typed and origin(context, option) == "--dsn" and _PASSWORD.search(typed):
         click.echo(_IN_PROCESS_LIST, err=True)
+        # What reports errors or traces shows the program's arguments.
+        sys.argv[1:] = [text.replace(typed, "***") for text in sys.argv[1:]]
     file: Path | None = context.params.pop("dsn_file")  # the command gets only the DSN
     given = {"embedded": context.params["embedded"], "dsn": typed, "dsn_file": file}
     sources = {name: context.get_parameter_source(name) for name in given if given[name]}
