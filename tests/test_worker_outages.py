@@ -17,7 +17,7 @@ from fleet import make_effects
 from handlers import SOON, await_drained, connect, effects, handling, leave_effect, running
 from own_servers import own_server
 from psycopg.conninfo import make_conninfo
-from queries import rows
+from queries import keeping, rows
 
 from cmdbus import Command, CommandBus, Context, SendRequest, Timeouts
 from cmdbus.database.schema import install
@@ -33,16 +33,26 @@ def server(memory: Path | None) -> Iterator[EmbeddedPostgres]:
         yield server
 
 
-@pytest.fixture
-def dsn(server: EmbeddedPostgres) -> str:
-    """A database of its own for each test, with the table of effects."""
-    name = f"test_{uuid4().hex[:8]}"
-    with connect(server.dsn) as admin:
-        admin.execute(f"CREATE DATABASE {name}".encode())
-    dsn = make_conninfo(server.dsn, dbname=name)
+@pytest.fixture(scope="module")
+def installed(server: EmbeddedPostgres) -> str:
+    """A database to be copied, with the table of effects."""
+    dsn = created(server, "installed", "template0")
     install(dsn)
     make_effects(dsn)
-    return dsn
+    return "installed"
+
+
+@pytest.fixture
+def dsn(server: EmbeddedPostgres, installed: str) -> Iterator[str]:
+    dsn = created(server, f"test_{uuid4().hex[:8]}", installed)
+    with keeping(dsn):
+        yield dsn
+
+
+def created(server: EmbeddedPostgres, name: str, template: str) -> str:
+    with connect(server.dsn) as admin:
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+    return make_conninfo(server.dsn, dbname=name)
 
 
 def losses_of(dsn: str) -> list[int]:
@@ -126,12 +136,12 @@ def test_work_resumes_when_the_database_is_back_and_nothing_is_charged(
     # What a step had claimed when its reply was lost runs again when its lease ends.
     timeouts = Timeouts(statement=2, pool=3, lease=3, thread=10, watchdog=20)
     with running(dsn, handling(leave_effect), concurrency=4, timeouts=timeouts):
-        bus.send_many([SendRequest("payments", "Debit")] * 1500)
-        eventually(lambda: bus.snapshot("payments")["depth"] < 1450)
+        bus.send_many([SendRequest("payments", "Debit")] * 600)
+        eventually(lambda: bus.snapshot("payments")["depth"] < 550)
         server.stop(mode)
         server.start()
         bus.wait("payments", bus.send("payments", "Debit", priority="high"))
         await_drained(bus, 30)
     query = "SELECT count(*), count(DISTINCT command_id), max(attempt) FROM effect"
-    assert rows(dsn, query) == [(1501, 1501, 1)]
+    assert rows(dsn, query) == [(601, 601, 1)]
     assert len(caplog.records) < 60, "a line for each connection, not for each try"
