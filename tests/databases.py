@@ -26,14 +26,15 @@ class Server(Protocol):
 
 
 def freeze_catalogs(dsn: str) -> None:
-    """Else each copy finds out again, and logs, which rows of the catalogs are visible."""
+    """Else each copy finds out again, and logs, which rows of the catalogs are visible. Without the
+    rows that the installation has changed again, a copy is a sixth smaller."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         tables = connection.execute(
             "SELECT relname FROM pg_class WHERE relnamespace = 'pg_catalog'::regnamespace"
             " AND relkind = 'r' AND NOT relisshared"
         ).fetchall()
         names = SQL(", ").join(Identifier("pg_catalog", name) for (name,) in tables)
-        connection.execute(SQL("VACUUM (FREEZE) {}").format(names))
+        connection.execute(SQL("VACUUM (FULL, FREEZE) {}").format(names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
