@@ -131,8 +131,8 @@ def _started(directory: Path) -> EmbeddedPostgres:
 
 
 @pytest.fixture(scope="session")
-def guarded() -> Iterator[Guarded]:
-    with guarded_server() as made:
+def guarded(memory: Path | None) -> Iterator[Guarded]:
+    with guarded_server(memory) as made:
         yield made
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from uuid import uuid4
 
 import psycopg
@@ -72,9 +73,9 @@ class Guarded:
 
 
 @contextmanager
-def guarded_server() -> Iterator[Guarded]:
+def guarded_server(memory: Path | None) -> Iterator[Guarded]:
     settings: Settings = {"max_connections": 20, "password_encryption": "scram-sha-256"}
-    with own_server(settings=settings) as server:
+    with own_server(memory, settings=settings) as server:
         made = Guarded(server)
         made.start()
         made.install()

@@ -13,7 +13,7 @@ Settings = dict[str, str | int | float | bool]
 
 @contextmanager
 def own_server(
-    memory: Path | None = None, durable: bool = False, settings: Settings | None = None
+    memory: Path | None, durable: bool = False, settings: Settings | None = None
 ) -> Iterator[EmbeddedPostgres]:
     """Its data is below `memory`, or in /tmp, where the server's user can reach it."""
     path = Path(tempfile.mkdtemp(prefix="cmdbus-test-", dir=memory or "/tmp"))

@@ -22,11 +22,11 @@ _SMALL_QUEUES = 17
 
 
 @pytest.fixture(scope="module")
-def small_dsn() -> Iterator[str]:
+def small_dsn(memory: Path | None) -> Iterator[str]:
     """A database with the schema, on a server whose queue is full after 512 KiB."""
     if find_programs().major < _SMALL_QUEUES:
         pytest.skip(f"before PostgreSQL {_SMALL_QUEUES} the queue holds 8 GiB")
-    with own_server(settings={"max_notify_queue_pages": 64}) as server:
+    with own_server(memory, settings={"max_notify_queue_pages": 64}) as server:
         install(server.dsn)
         yield server.dsn
 
