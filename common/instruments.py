@@ -118,7 +118,12 @@ class Instrument:
         return nullcontext()
 
     def settled(self, ended: EndedExecution) -> None:
-        """After the commit, in a thread of the worker's that has other work: be quick."""
+        """After the commit, in a thread of the worker's that has other work: be quick.
+
+        An execution and its settlement have command_id and attempt in common. The settlement of a
+        handler that hangs comes while `executing` is still entered (code TIMEOUT), and that of a
+        crash comes in the steward's process. Some executions have none, such as those of a group
+        that has failed, whose commands run again by themselves."""
 
     def flush(self, seconds: float) -> None:
         """Sends what is left within so many seconds: a process of a fleet ends, and calls no

@@ -12,7 +12,7 @@ from cmdbus.producer.search_walks import (
     KNOWN,
     MAX_ROWS,
     Conditions,
-    Surroundings,
+    QueueFacts,
     Walk,
     choose,
     first_count,
@@ -86,7 +86,7 @@ def order(walks: list[Walk]) -> list[tuple[str, float]]:
 def test_conditions_choose_the_walks(
     conditions: dict[str, Any], given: dict[str, Any], chosen: str
 ) -> None:
-    found = choose(Conditions(**conditions), Surroundings(**given))
+    found = choose(Conditions(**conditions), QueueFacts(**given))
     assert found == chosen.split() and {*found} <= KNOWN
 
 

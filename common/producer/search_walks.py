@@ -58,8 +58,8 @@ class Conditions(NamedTuple):
     text: str | None = None
 
 
-class Surroundings(NamedTuple):
-    """What the choice of walks depends on besides the conditions."""
+class QueueFacts(NamedTuple):
+    """Facts of the queues and the history by which walks are chosen."""
 
     #: More than one statement can merge.
     many_queues: bool = False
@@ -71,7 +71,7 @@ class Surroundings(NamedTuple):
     dated_correlation: bool = False
 
 
-def choose(conditions: Conditions, given: Surroundings) -> list[str]:
+def choose(conditions: Conditions, given: QueueFacts) -> list[str]:
     """Names of walks that together meet each command once."""
     tables = _TABLES.get(conditions.status, ("finished",))
     chosen: list[str] = []
@@ -89,7 +89,7 @@ def choose(conditions: Conditions, given: Surroundings) -> list[str]:
     return [name for name in chosen if given.limited or not name.startswith("limited")]
 
 
-def _order(table: str, conditions: Conditions, given: Surroundings) -> str:
+def _order(table: str, conditions: Conditions, given: QueueFacts) -> str:
     match table:
         case "ready" if given.many_queues:
             return "ids"

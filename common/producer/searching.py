@@ -26,7 +26,7 @@ from cmdbus.producer.search_cursors import Position
 from cmdbus.producer.search_walks import (
     KNOWN,
     Conditions,
-    Surroundings,
+    QueueFacts,
     Walk,
     choose,
     first_count,
@@ -260,7 +260,7 @@ class _Search:
         conditions = self._conditions
         most = _MAX_CLAIMED_QUEUES if conditions.status == Status.IN_PROGRESS else _MAX_QUEUES
         many = max(len(begun.ready_domains), len(begun.scheduled_domains)) > most
-        given = Surroundings(many_queues=many, limited=begun.limited)
+        given = QueueFacts(many_queues=many, limited=begun.limited)
         if self._since != conditions.since:
             given = given._replace(dated_correlation=True)
         elif conditions.domain is not None and "finished.newest" in choose(conditions, given):

@@ -24,7 +24,7 @@ BRIDGED = "bridged"
 _IN, _OUT = "bench_in", "bench_out"
 _PROCESSES, _THREADS = 2, 8
 _SIZES = {"processes": _PROCESSES, "threads": _THREADS}
-#: Divisor of --commands, and the smallest number of batches of a round.
+#: Divisors of --commands, and the smallest number of batches of a round.
 _PART, _LATENCY_PART, _MIN_BATCHES = 2, 8_000, 3
 #: Seconds of rest before a message: a bridge looks ever more rarely.
 _RESTS_S = (0.5, 1.5)
