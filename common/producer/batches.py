@@ -41,7 +41,7 @@ from cmdbus.producer.store import Store
 from cmdbus.producer.waits import BatchWait, Wait
 
 if TYPE_CHECKING:
-    from cmdbus.producer.sends import Sends
+    from cmdbus.producer.send_calls import SendCalls
 
 R = TypeVar("R", CommandRecord, BatchRecord)
 
@@ -102,7 +102,7 @@ class Batches(Steering):
     """The methods of CommandBus about batches."""
 
     def __init__(
-        self, connections: Connections, rules: SendRules, store: Store, sends: "Sends"
+        self, connections: Connections, rules: SendRules, store: Store, sends: "SendCalls"
     ) -> None:
         super().__init__(connections, rules.priorities)
         self._rules, self._sends = rules, sends
@@ -161,7 +161,7 @@ class Batches(Steering):
             "data": self._rules.encode(given["data"]),
         }
         checked = [self._after(request) for request in after]
-        source = Source(requests, self._sends.seen)
+        source = Source(requests, self._sends.apply_hook)
         starts = starts_of(processes, self._rules)
         return BatchCreation(
             self._store, self._sender, self._rules, source, values, checked, starts
@@ -294,7 +294,7 @@ class Batches(Steering):
             raise ValueError(
                 f"on_complete and on_cancel must be SendRequests, not {type(request).__name__}"
             )
-        command = self._rules.check(self._sends.seen(request), new_id(), default_headers())
+        command = self._rules.check(self._sends.apply_hook(request), new_id(), default_headers())
         if command.unique_key is not None:
             raise ValueError(
                 "on_complete and on_cancel take no unique key: what a batch sends at its end is "

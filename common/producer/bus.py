@@ -42,9 +42,9 @@ from cmdbus.producer.replies import Readers, Replies
 from cmdbus.producer.requests import SendRequest, SendRules, check_command, check_conditions
 from cmdbus.producer.rights import ReadingRights
 from cmdbus.producer.searching import Searching
+from cmdbus.producer.send_calls import SendCalls
 from cmdbus.producer.send_hook import Hook
 from cmdbus.producer.senders import Senders
-from cmdbus.producer.sends import Sends
 from cmdbus.producer.store import Store
 from cmdbus.producer.troubleshooting import Troubleshooting
 from cmdbus.producer.waits import CommandWait
@@ -110,7 +110,7 @@ class CommandBus(
         """
         rules, store = SendRules.of(priorities, max_bytes, encoder), Store(schema, prepare=prepare)
         connections = Connections(dsn, pool, store, timeout)
-        super().__init__(connections, rules, store, Sends(connections, rules, store, on_send))
+        super().__init__(connections, rules, store, SendCalls(connections, rules, store, on_send))
         self._purge_allowed = purge_allowed
         self._troubleshooting = Troubleshooting(self._connections, rules)
         self._calls = Calls(self._connections, schema)
@@ -165,7 +165,7 @@ class CommandBus(
         """Sends all `requests` in one transaction, or none, and returns their ids in order, with
         those of existing commands in their places. Raises what `send` raises."""
         given = check_iterable("requests", requests, "SendRequests")
-        return self._sends.all(list(given), connection)
+        return self._sends.many(list(given), connection)
 
     def call(
         self,
@@ -196,7 +196,7 @@ class CommandBus(
 
     def _begun(self, request: SendRequest, timeout: float) -> Call:
         seconds = check_seconds("timeout", timeout)
-        request = self._sends.seen(request)
+        request = self._sends.apply_hook(request)
         command = self._rules.check(request, new_id(), default_headers())
         if command.own or command.on_conflict == EXISTING:
             raise ValueError(
@@ -205,7 +205,7 @@ class CommandBus(
             )
 
         def send(connection: CallersConnection | None, caller: int, within: float) -> None:
-            self._sends.called(request, command, caller, connection, within)
+            self._sends.for_call(request, command, caller, connection, within)
 
         return Call(self._calls, command.domain, command.command_id, seconds, send)
 

@@ -22,8 +22,8 @@ from cmdbus.producer.store import Store
 T = TypeVar("T")
 
 
-class Sends:
-    """Sends what a CommandBus is given."""
+class SendCalls:
+    """The calls of a CommandBus that send. A Sender writes what they have checked."""
 
     def __init__(
         self, connections: Connections, rules: SendRules, store: Store, on_send: Hook | None
@@ -42,11 +42,11 @@ class Sends:
 
     def _write_one(self, request: SendRequest, connection: CallersConnection | None) -> UUID:
         if self._on_send is not None:
-            request = self.seen(request)
+            request = self.apply_hook(request)
         command = self._rules.check(request, new_id(), default_headers())
         return self.run(connection, lambda c, attempt: self.sender.send(c, command, attempt))
 
-    def called(
+    def for_call(
         self,
         request: SendRequest,
         command: Outgoing,
@@ -73,28 +73,28 @@ class Sends:
             )
             sending.sent([command.command_id])
 
-    def all(
+    def many(
         self, requests: Sequence[SendRequest], connection: CallersConnection | None
     ) -> list[UUID]:
         if instruments.installed and requests:
             with ObservedSend(requests, "send_many") as sending:
-                ids = self._write_all(requests, connection)
+                ids = self._write_many(requests, connection)
                 sending.sent(ids)
                 return ids
-        return self._write_all(requests, connection)
+        return self._write_many(requests, connection)
 
-    def _write_all(
+    def _write_many(
         self, requests: Sequence[SendRequest], connection: CallersConnection | None
     ) -> list[UUID]:
         if self._on_send is not None:
-            requests = [*map(self.seen, requests)]
+            requests = [*map(self.apply_hook, requests)]
         bulk = BulkSend(requests)
         if requests:
             check = self._rules.check
             self.run(connection, lambda c, attempt: self.sender.send_all(c, bulk, check, attempt))
         return bulk.ids
 
-    def seen(self, request: SendRequest) -> SendRequest:
+    def apply_hook(self, request: SendRequest) -> SendRequest:
         return request if self._on_send is None else self._on_send(request)
 
     def run(
