@@ -63,7 +63,5 @@ def test_the_page_shows_the_spans_of_a_request_a_command_and_its_reply(
             assert app.test_client().post("/orders").status_code == 202
             traces.one("settle orders")
     drawn = picture(traces.spans)
-    assert shape(drawn) == shape(code_block("the start, and the duration.", PAGE).strip("\n")), (
-        drawn
-    )
+    assert shape(drawn) == shape(code_block("start, and the duration.", PAGE).strip("\n")), drawn
     assert len({context(span).trace_id for span in traces.spans}) == 1
