@@ -13,6 +13,7 @@ from cmdbus.clock import time
 from cmdbus.command import Command
 from cmdbus.command_log import CommandLogger, fields_of
 from cmdbus.execution_outcome import ExecutionOutcome
+from cmdbus.headers import check_headers, encode_headers
 
 if TYPE_CHECKING:
     import psycopg
@@ -75,6 +76,7 @@ class Context:
 
     #: For middleware, once what is inside of it has ended.
     outcome: ExecutionOutcome | None = None
+    _headers: dict[str, str] | None = None
 
     def __init__(
         self, command: Command, execution: Execution, attempt: int, max_attempts: int
@@ -95,13 +97,26 @@ class Context:
         )
         return CommandLogger(_LOGGER, fields)
 
-    @cached_property
+    @property
     def headers(self) -> dict[str, str]:
         """The headers that commands and replies of this execution get unless they are sent with
         others of the same names. At first those of the command that the registry forwards; it may
-        be changed at any time. It reaches the handler's own thread, whatever runs on asyncio there,
-        and threads that run in a copy of its context (`contextvars.copy_context().run`)."""
-        return self._execution.forward(self._command.headers)
+        be changed or replaced at any time. It reaches the handler's own thread, whatever runs on
+        asyncio there, and threads that run in a copy of its context
+        (`contextvars.copy_context().run`)."""
+        found = self._headers
+        if found is None:
+            found = self._headers = self._execution.forward(self._command.headers)
+        return found
+
+    @headers.setter
+    def headers(self, headers: Mapping[str, str]) -> None:
+        own = self.headers
+        if headers is not own:  # As it is after `|=`.
+            given = check_headers(headers)
+            encode_headers(given)  # Raises if they are too long.
+            own.clear()
+            own.update(given)
 
     def _forward_headers(self) -> None:
         """Before the handler is called, where there is something to pass on, or middleware that may

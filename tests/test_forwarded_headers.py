@@ -104,6 +104,8 @@ def test_a_handler_changes_what_is_passed_on(dsn: str, bus: CommandBus) -> None:
         bus.send("sent", "after")
         context.headers.clear()
         bus.send("sent", "cleared")
+        context.headers = {"other": "2"}
+        bus.send("sent", "replaced")
 
     def begin(command: Command, context: Context) -> None:
         assert default_headers() is None
@@ -123,6 +125,7 @@ def test_a_handler_changes_what_is_passed_on(dsn: str, bus: CommandBus) -> None:
         "copied": PASSED_ON,
         "after": {"tenant": "red", "more": "1"},
         "cleared": {},
+        "replaced": {"other": "2"},
     }
     begun = [(each.type, each.headers) for each in reversed(bus.query("begun"))]
     assert begun == [("before", {}), ("after", {"tenant": "red"})] * 2
@@ -315,6 +318,8 @@ def test_what_could_not_be_sent_is_refused_where_it_is_added() -> None:
         (lambda: context.headers.setdefault("a", "x" * 5000), "header 'a' must be text"),
         (lambda: context.headers.update({f"h{n}": "" for n in range(32)}), "there are 34 headers"),
         (lambda: context.headers.update({name: "x" * 3000 for name in "abc"}), "bytes as JSON"),
+        (lambda: setattr(context, "headers", None), "headers must be a mapping"),
+        (lambda: setattr(context, "headers", {name: "x" * 3000 for name in "abc"}), "as JSON"),
     ]
     for change, sentence in wrong:
         with pytest.raises(ValueError, match=sentence):
