@@ -113,12 +113,12 @@ def waiting(operation: str, domain: str | None, id: UUID) -> AbstractContextMana
 
 
 def settled(ended: Iterable[EndedExecution]) -> None:
-    """Tells all instruments of these ends."""
+    """Tells all instruments of these ends, in a thread that one of them must not end."""
     for each in ended:
         for instrument in instruments.installed:
             try:
                 instrument.settled(each)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 log_failure(instrument, "settled", error)
 
 

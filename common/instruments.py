@@ -155,7 +155,7 @@ def remove(instrument: Instrument) -> None:
         _logged.difference_update([key for key in _logged if key[0] == id(instrument)])
 
 
-def log_failure(instrument: Instrument, hook: str, error: Exception) -> None:
+def log_failure(instrument: Instrument, hook: str, error: BaseException) -> None:
     """Once for each hook."""
     key = id(instrument), hook
     if key not in _logged:

@@ -40,7 +40,7 @@ class Failing(Instrument):
             raise LookupError("in executing")
 
     def settled(self, ended: EndedExecution) -> None:
-        raise LookupError("in settled")
+        raise SystemExit("in settled")
 
 
 class FailingLater(Instrument):
