@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import Final
 
 #: Names of headers that a handler's commands and replies get of its command, unless its registry
-#: names others.
+#: names others. They are also in the schema's functions forwarded_headers and
+#: legal_headers_of_message.
 FORWARDED = ("traceparent", "tracestate", "tenant")
 MAX_HEADERS = 32
 #: Characters of one value, and bytes of all headers as JSON.

@@ -123,7 +123,7 @@ def settled(ended: Iterable[EndedExecution]) -> None:
 
 
 def flush(seconds: float) -> None:
-    """Has all instruments send what is left, one after the other, within this time."""
+    """Lets all instruments send what is left, one after the other, within this time."""
     until = time.monotonic() + seconds
     for instrument in instruments.installed:
         if (left := until - time.monotonic()) > 0:

@@ -126,8 +126,8 @@ class Instrument:
         that has failed, whose commands run again by themselves."""
 
     def flush(self, seconds: float) -> None:
-        """Sends what is left within so many seconds: a process of a fleet ends, and calls no
-        function of `atexit`."""
+        """Sends what is left, within `seconds`: a process of a fleet exits, and calls no function
+        of `atexit`."""
 
 
 #: The instruments of this process, the outermost first.

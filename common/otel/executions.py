@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 #: Executions whose settlement is awaited. More are in flight in no process, and some are never
 #: settled: those of tests, and of groups that failed.
 _MAX_ENDED = 2000
-#: The number that a command's id is, whose hash is computed sooner, and the attempt.
+#: The command's id as a number, whose hash takes less time than a UUID's, and the attempt.
 Key = tuple[int, int]
 
 
@@ -29,7 +29,7 @@ class EndedSpan(NamedTuple):
 
 
 class Executions:
-    """Any thread may use them."""
+    """Spans by their execution. Any thread may use them."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -53,7 +53,7 @@ class Executions:
             return True
 
     def take(self, key: Key) -> "ProcessSpan | None":
-        """The running one: its own thread does not end it any more."""
+        """The span of an execution that runs: from now on its own thread does not end it."""
         with self._lock:
             span = self._running.pop(key, None)
             if span is not None:

@@ -136,7 +136,7 @@ class BridgeRound:
         return bool(moved)
 
     def _call(self, connection: Connection, bridge: KnownBridge) -> _Moved:
-        """If nothing is above the floors, it begins at the first message or command."""
+        """If nothing is above the floors, begins at the first message or command."""
         move = self._move_in if bridge.terms.direction == "in" else self._move_out
         while True:
             is_first = bridge.begin()
