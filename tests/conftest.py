@@ -157,15 +157,15 @@ def databases(server: Server, memory: Path | None) -> Iterator[Databases]:
         databases.drop_those_of_killed_runs()
         if memory is None or isinstance(server, GivenServer):  # which may be on another machine
             yield databases
-            databases.drop_untouched()
+            databases.drop_spare()
             return
         directory = _directory_for_server(memory, run)
         try:
             name = f"cmdbus_test_{run}"
             create = SQL("CREATE TABLESPACE {} LOCATION {}")
             admin.execute(create.format(Identifier(name), Literal(str(directory))))
-            yield replace(databases, tablespace=name, copies_files=True)
-            databases.drop_untouched()
+            yield (databases := replace(databases, tablespace=name, copies_files=True))
+            databases.drop_spare()
             admin.execute(SQL("DROP TABLESPACE {}").format(Identifier(name)))
         finally:
             shutil.rmtree(directory)
@@ -200,10 +200,15 @@ def template(databases: Databases) -> Iterator[str]:
 @pytest.fixture
 def dsn(request: pytest.FixtureRequest, databases: Databases, template: str) -> Iterator[str]:
     """A database of this test's own, with the schema and the table of effects; its user is a
-    superuser."""
+    superuser. Another test may have had it, but for tests of fleets and with `new_database`."""
+    marks = {mark.name for mark in request.node.iter_markers()}
     if "pgmq_dsn" in request.fixturenames:
         template = request.getfixturevalue("pgmq_template")
-    with databases.fresh(template) as name, keeping(dsn := databases.dsn_of(name)):
+    cleaned = not marks & {"fleet", "new_database"}
+    with (
+        databases.fresh(template, cleaned=cleaned) as name,
+        keeping(dsn := databases.dsn_of(name)),
+    ):
         yield dsn
 
 

@@ -7,9 +7,12 @@ from typing import Protocol
 from uuid import uuid4
 
 import psycopg
+from cleaned_databases import Contents, Copy
 from leftovers import assert_soon_empty
 from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier, Literal
+
+Kind = tuple[str, str, bool]
 
 # The class of advisory locks by which a run says that its databases are in use.
 _RUNS = 0x63_6D_64_74
@@ -55,30 +58,51 @@ class Databases:
     tablespace: str = "pg_default"
     #: The checkpoint that this takes is cheap on a server without fsync.
     copies_files: bool = False
-    #: By template and encoding: copies in which a test has written nothing, for a next one. To make
-    #: and to drop one costs more CPU than many a test.
-    _untouched: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    #: By template, encoding, and whether they are cleaned: copies for a next test. To make and to
+    #: drop one costs more CPU than many a test.
+    _spare: dict[Kind, list[Copy]] = field(default_factory=dict, init=False)
+    _contents: dict[Kind, Contents] = field(default_factory=dict, init=False)
+    #: By their names: those in use, of which some are templates themselves.
+    _used: dict[str, Copy] = field(default_factory=dict, init=False)
 
     @contextmanager
-    def fresh(self, template: str = "template0", encoding: str = "") -> Iterator[str]:
-        """A copy of `template`; an error if a session is still connected to it at the end."""
-        untouched = self._untouched.setdefault((template, encoding), [])
-        name = untouched.pop() if untouched else self._created(template, encoding)
+    def fresh(
+        self, template: str = "template0", encoding: str = "", cleaned: bool = False
+    ) -> Iterator[str]:
+        """A copy of `template`; an error if a session is still connected to it at the end. If
+        `cleaned`, another test may have written in it what has been deleted since."""
+        kind = template, encoding, cleaned
+        spare = self._spare.setdefault(kind, [])
+        copy = spare.pop() if spare else self._created(*kind)
         keeps, written = False, self._written()
+        self._used[copy.name] = copy
         try:
-            yield name
-            self._wait_until_left(name)
-            keeps = self._written() == written
+            yield copy.name
+            self._wait_until_left(copy)
+            keeps = self._written() == written or self._cleaned(copy, kind)
         finally:
+            del self._used[copy.name]
+            self._drop_copies_of(copy.name)
             if keeps:
-                untouched.append(name)
+                spare.append(copy)
             else:
-                self._drop(name)
+                self._drop(copy)
 
-    def drop_untouched(self) -> None:
-        for names in self._untouched.values():
-            while names:
-                self._drop(names.pop())
+    def drop_spare(self) -> None:
+        for copies in self._spare.values():
+            while copies:
+                self._drop(copies.pop())
+
+    def _drop_copies_of(self, template: str) -> None:
+        """It may be another template next."""
+        for kind in [kind for kind in self._spare if kind[0] == template]:
+            for copy in self._spare.pop(kind):
+                self._drop(copy)
+            self._contents.pop(kind, None)
+
+    def _cleaned(self, copy: Copy, kind: Kind) -> bool:
+        contents = self._contents.get(kind)
+        return contents is not None and copy.clean(self.dsn_of(copy.name), contents)
 
     def _written(self) -> object:
         """Where the server's log of writes ends: also hints about the visibility of rows, such as
@@ -86,7 +110,7 @@ class Databases:
         self.admin.execute("SELECT FROM pg_database").fetchall()
         return self.admin.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
 
-    def _created(self, template: str, encoding: str) -> str:
+    def _created(self, template: str, encoding: str, cleaned: bool) -> Copy:
         name = f"cmdbus_test_{self.run}_{uuid4().hex[:12]}"
         names = [Identifier(each) for each in (name, template, self.tablespace)]
         create = SQL("CREATE DATABASE {} TEMPLATE {} TABLESPACE {}").format(*names)
@@ -95,11 +119,19 @@ class Databases:
         if encoding:
             other = SQL(" ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C'").format(Literal(encoding))
             create += other
+        if template in self._used:
+            self._used[template].close()  # No session may use it.
         self.admin.execute(create)
-        return name
+        copy = Copy(name)
+        kind = template, encoding, cleaned
+        # Servers before 15 count only later what was written.
+        if cleaned and kind not in self._contents and self.admin.info.server_version >= 150000:
+            self._contents[kind] = Contents(copy.connect(self.dsn_of(name)))
+        return copy
 
-    def _drop(self, name: str) -> None:
-        self.admin.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
+    def _drop(self, copy: Copy) -> None:
+        copy.close()
+        self.admin.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(copy.name)))
 
     def dsn_of(self, name: str) -> str:
         return make_conninfo(self.dsn, dbname=name)
@@ -126,9 +158,9 @@ class Databases:
         row = self.admin.execute("SELECT pg_try_advisory_lock(%s, %s)", (_RUNS, run)).fetchone()
         return row is not None and bool(row[0])
 
-    def _wait_until_left(self, name: str) -> None:
+    def _wait_until_left(self, copy: Copy) -> None:
         query = SQL(
             "SELECT pid, application_name, state, left(query, 200) FROM pg_stat_activity"
-            " WHERE datname = {} AND backend_type = 'client backend'"
-        ).format(Literal(name))
+            " WHERE datname = {} AND backend_type = 'client backend' AND pid <> {}"
+        ).format(Literal(copy.name), Literal(copy.pid))
         assert_soon_empty("connections left open", lambda: self.admin.execute(query).fetchall())

@@ -14,6 +14,8 @@ _LEFT_WITHIN_S = 5.0
 _COLLECTED_AFTER_S = 0.2
 #: The ids of processes that the tests of a module share, whose own children come and go.
 shared_processes: set[int] = set()
+#: The descriptors of sessions that clean databases between tests.
+shared_files: set[str] = set()
 
 
 def assert_soon_empty(what: str, look: Callable[[], object]) -> None:
@@ -53,7 +55,7 @@ def open_files() -> set[tuple[str, str]]:
     return {
         (number, target)
         for number, target in found
-        if "/pym-" not in target and "/proc/" not in target
+        if "/pym-" not in target and "/proc/" not in target and number not in shared_files
     }
 
 

@@ -8,6 +8,8 @@ import pytest
 from cmdbus.arrays import packed_ctids, packed_ids
 from cmdbus.database.adapters import own_cursor
 
+pytestmark = pytest.mark.new_database
+
 
 @pytest.mark.parametrize("count", [0, 1, 300])
 def test_the_server_reads_packed_arrays(connection: psycopg.Connection, count: int) -> None:

@@ -17,6 +17,8 @@ from cmdbus import CommandBus, SendRequest
 from cmdbus.database.statements import statement
 from cmdbus.producer.store import Store
 
+pytestmark = pytest.mark.new_database
+
 #: Many batches of few commands, in every table; and lines of the tally.
 FILL = """
 INSERT INTO cmdbus.batch_state (batch_id, domain, total, data)

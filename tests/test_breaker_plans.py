@@ -12,6 +12,8 @@ from test_claim_plans import pages_read, send
 from cmdbus import BreakerOpenError, CommandBus, SendRequest
 from cmdbus.clock import time
 
+pytestmark = pytest.mark.new_database
+
 WAITING = 20_000
 READ = "SELECT sum(idx_tup_fetch) + sum(seq_tup_read) FROM pg_stat_xact_user_tables"
 

@@ -20,6 +20,8 @@ from cmdbus.producer.ids import new_id
 from cmdbus.worker.claims.claim import plain_and_others
 from cmdbus.worker.claims.outcomes import troubled
 
+pytestmark = pytest.mark.new_database
+
 
 def test_a_producer_needs_no_further_right(dsn: str, bus: CommandBus) -> None:
     with role(dsn, "producer") as connection, running(dsn, handling(answer)):

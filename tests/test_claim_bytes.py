@@ -21,6 +21,8 @@ from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.handler_connection import EndedConnection
 from cmdbus.worker.pipeline.in_flight import InFlight
 
+pytestmark = pytest.mark.new_database
+
 KB = 1024
 
 

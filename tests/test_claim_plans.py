@@ -12,6 +12,8 @@ from queries import scalar
 from cmdbus import CommandBus, SendRequest
 from cmdbus.worker.claims.claim import Finished
 
+pytestmark = pytest.mark.new_database
+
 DEBIT = SendRequest("payments", "Debit")
 #: Of each four two do not expire, one has begun, and one expires later.
 FILL = """

@@ -18,6 +18,8 @@ from cmdbus import CommandBus, CommandNotFoundError
 from cmdbus.producer.explaining import Facts, sentence
 from cmdbus.retry import SUSPECT_LOSSES
 
+pytestmark = pytest.mark.new_database
+
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SOON = datetime(2026, 3, 1, 12, 0, 30, 999_999, tzinfo=UTC)
 AGO = datetime(2026, 3, 1, 11, 59, 30, tzinfo=UTC)

@@ -24,6 +24,8 @@ from cmdbus.worker.claims.outcomes import (
 )
 from cmdbus.worker.claims.transactions import begin, roll_back
 
+pytestmark = pytest.mark.new_database
+
 DEBIT = SendRequest("payments", "Debit")
 RETRY = Outcome(kind=OutcomeKind.RETRY, delay=60, code="BUSY", message="later", details="{}")
 FAILED = Outcome(kind=OutcomeKind.FAILED, code="NO", message="rule", details='{"details": [1]}')

@@ -19,6 +19,8 @@ from cmdbus import CommandBus, SendRequest
 from cmdbus.worker.claims.claim import Claim, ClaimPart, ClaimResult, Finished
 from cmdbus.worker.claims.floors import OVERLAP, Floors
 
+pytestmark = pytest.mark.new_database
+
 HIGH, NORMAL, ORDERS = ("payments", 0), ("payments", 5), ("orders", 5)
 QUEUES = [HIGH, NORMAL, ORDERS]
 DEBIT = SendRequest("payments", "Debit")

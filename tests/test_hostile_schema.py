@@ -27,6 +27,8 @@ from cmdbus.worker.steward.batch_round import BatchRound
 from cmdbus.worker.steward.retention import MIN_SWEEP_SECONDS, Retention
 from cmdbus.worker.waiting.timers import Timers
 
+pytestmark = pytest.mark.new_database
+
 OUTCOMES = [
     completed({"ok": True}),
     Outcome(kind=OutcomeKind.RETRY, delay=60, code="BUSY", message="later", details="{}"),

@@ -21,6 +21,8 @@ from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import Finished
 from cmdbus.worker.claims.transactions import begin, commit
 
+pytestmark = pytest.mark.new_database
+
 #: A session's first uses of a statement prepare it; from then on the numbers are steady.
 WARM = 7
 BATCH = 100

@@ -13,6 +13,8 @@ from senders import counts
 
 from cmdbus import CommandBus, QueueFullError, SendRequest
 
+pytestmark = pytest.mark.new_database
+
 
 def request(key: str | None, **more: Any) -> SendRequest:
     return SendRequest("payments", "Debit", key=key, **more)

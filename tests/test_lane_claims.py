@@ -10,6 +10,8 @@ from queries import scalar
 from cmdbus import CommandBus, SendRequest
 from cmdbus.worker.claims.claim import Claim, ClaimPart, LaneRequest, results_of
 
+pytestmark = pytest.mark.new_database
+
 SHARED = ("payments Debit", "orders Ship")
 
 

@@ -17,6 +17,8 @@ from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
 from cmdbus.worker.claims.claim import ClaimScope, LaneRequest
 from cmdbus.worker.pipeline.limited_types import LimitedTypes
 
+pytestmark = pytest.mark.new_database
+
 WITHIN_S = 20
 
 

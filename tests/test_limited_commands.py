@@ -20,6 +20,8 @@ from roles import role
 from cmdbus import CommandBus, InvalidOperationError, QueueFullError, SendRequest, Status
 from cmdbus.producer import steering
 
+pytestmark = pytest.mark.new_database
+
 WHERE = """
     SELECT 'ready', lane_position IS NOT NULL FROM cmdbus.ready WHERE command_id = %(id)s
     UNION ALL SELECT 'scheduled', lane_position IS NOT NULL FROM cmdbus.scheduled

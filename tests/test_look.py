@@ -22,6 +22,8 @@ from cmdbus import (
 )
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 
+pytestmark = pytest.mark.new_database
+
 
 def test_the_fields_of_a_record_are_the_columns_of_the_view(dsn: str) -> None:
     with connect(dsn) as connection:

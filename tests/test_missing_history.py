@@ -12,6 +12,8 @@ from queries import count, move_to_troubleshooting, rows, scalar
 
 from cmdbus import Command, CommandBus, Context, SendRequest
 
+pytestmark = pytest.mark.new_database
+
 
 @pytest.fixture
 def admin(dsn: str) -> Iterator[psycopg.Connection]:

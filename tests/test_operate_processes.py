@@ -27,6 +27,8 @@ from cmdbus.database.statements import statement
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.probes.database import DepthGauge
 
+pytestmark = pytest.mark.new_database
+
 
 def shown(dsn: str, *arguments: str) -> Any:
     return json.loads(done(here("process", *arguments, "--dsn", dsn, "--json")))

@@ -25,6 +25,8 @@ from cmdbus.producer.process_starts import ProcessStart, start
 from cmdbus.producer.requests import SendRules
 from cmdbus.producer.store import Store
 
+pytestmark = pytest.mark.new_database
+
 
 def test_processes_are_found_by_each_condition(dsn: str, bus: CommandBus) -> None:
     with traveling(dsn, bus) as done:

@@ -17,6 +17,8 @@ from cmdbus.worker.claims.claim import ClaimKey
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.waiting.timers import Timers
 
+pytestmark = pytest.mark.new_database
+
 FILL = """
     INSERT INTO cmdbus.scheduled (
         domain, priority, command_id, correlation_id, type, data, due_at)

@@ -23,6 +23,8 @@ from cmdbus.worker.steward.retention import (
     sweep_seconds,
 )
 
+pytestmark = pytest.mark.new_database
+
 STATEMENTS = ClaimStatements("cmdbus", 30.0)
 
 _OLD_PARTITION = """

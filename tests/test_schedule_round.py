@@ -27,6 +27,8 @@ from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.steward.schedule_round import ScheduleRound
 from cmdbus.worker.waiting.timers import Timers
 
+pytestmark = pytest.mark.new_database
+
 #: Seconds from the latest tick to its command.
 LATE = """
 SELECT extract(epoch FROM c.created_at - s.last_tick)

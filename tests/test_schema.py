@@ -21,6 +21,8 @@ from cmdbus.database import schema
 from cmdbus.database.schema import check, install, make_partitions
 from cmdbus.database.statements import render, statement, versions
 
+pytestmark = pytest.mark.new_database
+
 
 def test_installing_again_changes_nothing(empty_dsn: str) -> None:
     first, second = install(empty_dsn), install(empty_dsn)

@@ -11,6 +11,8 @@ from roles import role
 from cmdbus import CommandBus
 from cmdbus.errors import MissingRightError
 
+pytestmark = pytest.mark.new_database
+
 #: Many commands in every table, in batches of 50, of which each 20th has failed; and few claimed.
 FILL = """
 CREATE TEMP TABLE sent AS

@@ -22,6 +22,8 @@ from cmdbus.producer.search_walks import (
     reached,
 )
 
+pytestmark = pytest.mark.new_database
+
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 

@@ -13,6 +13,8 @@ from cmdbus import CommandBus, SendRequest
 from cmdbus.errors import MissingRightError
 from cmdbus.producer import trouble_reading
 
+pytestmark = pytest.mark.new_database
+
 FILL = """
 INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id, priority,
     attempts, losses, domain, type, data, error_code, error_message, failed_at)

@@ -5,6 +5,8 @@ import pytest
 from handlers import connect
 from queries import scalar
 
+pytestmark = pytest.mark.new_database
+
 #: Many commands of one domain, each with a key, in every table.
 FILL = """
 INSERT INTO cmdbus.ready (command_id, correlation_id, priority, domain, type, data, unique_key)

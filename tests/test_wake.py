@@ -19,6 +19,8 @@ from cmdbus import CommandBus, SendRequest
 from cmdbus.database.schema import install
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 
+pytestmark = pytest.mark.new_database
+
 HOUR = timedelta(hours=1)
 
 

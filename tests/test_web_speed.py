@@ -10,7 +10,7 @@ from benches.paging import fill
 from page_processes import page_server
 from visits import Visit, Visiting
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.new_database]
 
 _TRIES = 7
 _FIRST_PAINT_MS = 200
