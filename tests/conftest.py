@@ -32,6 +32,8 @@ from guarded import Guarded, guarded_server
 from leftovers import assert_soon_empty, children, names_in, open_files
 from pgmq_queues import pgmq_dsn as pgmq_dsn
 from pgmq_queues import pgmq_template as pgmq_template
+from pgmq_queues import queues_dsn as queues_dsn
+from pgmq_queues import queues_template as queues_template
 from psycopg.sql import SQL, Identifier, Literal
 from queries import keeping
 from shop_days import shop as shop
@@ -202,8 +204,9 @@ def dsn(request: pytest.FixtureRequest, databases: Databases, template: str) -> 
     """A database of this test's own, with the schema and the table of effects; its user is a
     superuser. Another test may have had it, but for tests of fleets and with `new_database`."""
     marks = {mark.name for mark in request.node.iter_markers()}
-    if "pgmq_dsn" in request.fixturenames:
-        template = request.getfixturevalue("pgmq_template")
+    for kind in ("pgmq", "queues"):
+        if f"{kind}_dsn" in request.fixturenames:
+            template = request.getfixturevalue(f"{kind}_template")
     cleaned = not marks & {"fleet", "new_database"}
     with (
         databases.fresh(template, cleaned=cleaned) as name,

@@ -25,7 +25,23 @@ def pgmq_template(databases: Databases, template: str) -> Iterator[str]:
         yield name
 
 
+@pytest.fixture(scope="session")
+def queues_template(databases: Databases, pgmq_template: str) -> Iterator[str]:
+    """One more, with queues: a test that creates queues changes the schema of its database, which
+    no other test gets then."""
+    with databases.fresh(pgmq_template) as name:
+        with psycopg.connect(databases.dsn_of(name), autocommit=True) as connection:
+            create_queues(connection, "orders", "answers", "other")
+        yield name
+
+
 @pytest.fixture
 def pgmq_dsn(dsn: str) -> str:
     """The test's database, which is a copy of `pgmq_template` for tests that ask for this."""
+    return dsn
+
+
+@pytest.fixture
+def queues_dsn(dsn: str) -> str:
+    """The test's database, with the queues orders, answers and other."""
     return dsn

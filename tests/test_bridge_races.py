@@ -11,8 +11,7 @@ from bridges import bridge_round, messages, move_all, send_messages
 from eventually import eventually
 from forks import forked
 from handlers import beside, connect, handling, running
-from pgmq_queues import create_queues
-from pgmq_queues import pgmq_dsn as pgmq_dsn
+from pgmq_queues import queues_dsn as queues_dsn
 from queries import await_lock_waits, end_sessions, rows, scalar, slow_down_inserts
 
 from cmdbus import CommandBus
@@ -28,9 +27,8 @@ HOLD = """
 
 
 @pytest.fixture(autouse=True)
-def bridges(pgmq_dsn: str, bus: CommandBus, connection: psycopg.Connection) -> None:
+def bridges(queues_dsn: str, bus: CommandBus) -> None:
     """Into the domain shop, and out of back."""
-    create_queues(connection, "orders", "answers")
     bus.bridges.add("orders", "shop", "Order", batch_size=7)
     bus.bridges.add("answers", "back", direction="out", batch_size=7)
 

@@ -3,22 +3,18 @@
 import psycopg
 import pytest
 from bridges import bridge_round, messages, move_all, send_messages
-from pgmq_queues import create_queues
-from pgmq_queues import pgmq_dsn as pgmq_dsn
+from pgmq_queues import queues_dsn as queues_dsn
 from queries import rows, scalar
 
 from cmdbus import CommandBus, InvalidOperationError
+
+pytestmark = pytest.mark.usefixtures("queues_dsn")
 
 REFUSE = """
     CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
         $$BEGIN RAISE check_violation USING MESSAGE = 'not this one'; END$$;
     CREATE TRIGGER refuse BEFORE INSERT ON {} FOR EACH ROW
         WHEN (NEW.{}::text LIKE '%bad%') EXECUTE FUNCTION public.refuse()"""
-
-
-@pytest.fixture(autouse=True)
-def queues(pgmq_dsn: str, connection: psycopg.Connection) -> None:
-    create_queues(connection, "orders", "answers")
 
 
 def refuse(connection: psycopg.Connection, table: str, column: str) -> None:

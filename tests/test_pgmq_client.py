@@ -21,9 +21,8 @@ HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
-def client(pgmq_dsn: str, connection: psycopg.Connection) -> Iterator[PgmqClient]:
-    create_queues(connection, "orders")
-    with PgmqClient(pgmq_dsn) as client:
+def client(queues_dsn: str) -> Iterator[PgmqClient]:
+    with PgmqClient(queues_dsn) as client:
         yield client
 
 
@@ -59,7 +58,7 @@ def test_a_batch_is_sent_in_order_with_headers_of_its_own(client: PgmqClient) ->
 
 
 def test_a_message_is_not_visible_before_its_delay_is_over(
-    client: PgmqClient, pgmq_dsn: str
+    client: PgmqClient, queues_dsn: str
 ) -> None:
     delays = 3600, 3600.5, HOUR, 3_000_000_000, datetime.now(UTC) + HOUR
     for delay in delays:
@@ -67,7 +66,7 @@ def test_a_message_is_not_visible_before_its_delay_is_over(
             client.send("orders", 1, delay=delay, headers=headers)
             client.send_batch("orders", [2], delay=delay, headers=[headers])
     assert client.read("orders", qty=99) == []
-    [(least,)] = rows(pgmq_dsn, "SELECT min(vt) - now() FROM pgmq.q_orders")
+    [(least,)] = rows(queues_dsn, "SELECT min(vt) - now() FROM pgmq.q_orders")
     assert least > timedelta(minutes=59)
     metrics = client.metrics("orders")
     assert (metrics.queue_length, metrics.queue_visible_length) == (4 * len(delays), 0)
@@ -104,20 +103,20 @@ def test_visibility_is_set_for_one_message_and_for_several(client: PgmqClient) -
     assert [each.read_ct for each in client.read("orders", qty=9)] == [1, 1, 2]
 
 
-def test_archived_messages_are_in_the_archive(client: PgmqClient, pgmq_dsn: str) -> None:
+def test_archived_messages_are_in_the_archive(client: PgmqClient, queues_dsn: str) -> None:
     sent = client.send_batch("orders", range(4))
     assert client.archive("orders", sent[0]) is True
     assert client.archive("orders", [*sent[:2], 99]) == [sent[1]]
     assert client.archive("orders", sent[0]) is False
     assert client.delete("orders", iter(sent)) == sent[2:]
     assert (client.archive("orders", []), client.delete("orders", ())) == ([], [])
-    assert rows(pgmq_dsn, "SELECT msg_id FROM pgmq.a_orders ORDER BY 1") == [(1,), (2,)]
+    assert rows(queues_dsn, "SELECT msg_id FROM pgmq.a_orders ORDER BY 1") == [(1,), (2,)]
 
 
 def test_queues_and_their_metrics(client: PgmqClient, connection: psycopg.Connection) -> None:
     connection.execute("SELECT pgmq.create_unlogged('Audit')")
     client.send("orders", 1)
-    audit, orders = sorted(client.queues(), key=lambda queue: queue.queue_name.lower())
+    _, audit, orders, _ = sorted(client.queues(), key=lambda queue: queue.queue_name.lower())
     assert isinstance(audit, Queue) and (audit.queue_name, audit.is_unlogged) == ("Audit", True)
     assert (orders.queue_name, orders.is_partitioned) == ("orders", False)
     assert orders.created_at.tzinfo is UTC
@@ -130,12 +129,11 @@ def test_queues_and_their_metrics(client: PgmqClient, connection: psycopg.Connec
 
 
 def test_a_poll_reads_what_is_sent_meanwhile_and_uses_no_connection_until_then(
-    pgmq_dsn: str, connection: psycopg.Connection
+    queues_dsn: str,
 ) -> None:
-    create_queues(connection, "orders")
     found: list[Message] = []
     with (
-        ConnectionPool(pgmq_dsn, min_size=1, max_size=1, open=True) as pool,
+        ConnectionPool(queues_dsn, min_size=1, max_size=1, open=True) as pool,
         PgmqClient(pool=pool) as client,
     ):
         polls = [
@@ -207,13 +205,13 @@ def test_times_that_python_cannot_hold_are_bounded(
         assert made is not None and made.vt.year == 9998
 
 
-def test_an_encoder_gives_the_forms_of_other_values(pgmq_dsn: str, client: PgmqClient) -> None:
+def test_an_encoder_gives_the_forms_of_other_values(queues_dsn: str, client: PgmqClient) -> None:
     def encode(value: object) -> object:
         if isinstance(value, complex):
             return [value.real, value.imag]
         raise TypeError
 
-    with PgmqClient(pgmq_dsn, encoder=encode) as other:
+    with PgmqClient(queues_dsn, encoder=encode) as other:
         other.send("orders", {"at": datetime(2030, 1, 1, tzinfo=UTC), "z": 1j})
     [message] = client.pop("orders")
     assert message.message["z"] == [0, 1] and message.message["at"].startswith("2030-01-01T")

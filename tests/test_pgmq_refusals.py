@@ -10,7 +10,6 @@ from uuid import uuid4
 import psycopg
 import pytest
 from eventually import eventually
-from pgmq_queues import create_queues
 from proxy import Proxy
 from psycopg import sql
 from psycopg_pool import ConnectionPool
@@ -74,10 +73,9 @@ CALLS: dict[str, Call] = {
 
 
 @pytest.fixture
-def orders(pgmq_dsn: str, connection: psycopg.Connection) -> str:
+def orders(queues_dsn: str) -> str:
     """The DSN of a database with a queue of that name."""
-    create_queues(connection, "orders")
-    return pgmq_dsn
+    return queues_dsn
 
 
 def test_a_database_without_pgmq_is_named(dsn: str) -> None:
@@ -158,12 +156,11 @@ def unprivileged(dsn: str) -> Iterator[psycopg.Connection]:
 
 
 def test_the_sentence_about_a_missing_right_grants_what_the_call_needs(
-    pgmq_dsn: str, connection: psycopg.Connection
+    orders: str, connection: psycopg.Connection
 ) -> None:
-    create_queues(connection, "orders")
     client = PgmqClient()
     for name, call in CALLS.items():
-        with unprivileged(pgmq_dsn) as own:
+        with unprivileged(orders) as own:
             with pytest.raises(MissingRightError) as refused:
                 call(client, own)
             sentence = str(refused.value)
