@@ -9,6 +9,7 @@ from queries import rows
 
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.steward.bridge_round import BridgeRound
+from cmdbus.worker.waiting.bridge_wakes import BridgeWakes
 from cmdbus.worker.waiting.timers import Timers
 
 
@@ -17,7 +18,8 @@ def bridge_round() -> BridgeRound:
     statements = ClaimStatements("cmdbus", 30)
     timers = Timers(statements, [], [])
     timers.bridges = 1.0
-    return BridgeRound(statements, timers, lambda: 60.0, lambda: None)
+    wakes = BridgeWakes(lambda _: None)
+    return BridgeRound(statements, timers, lambda: 60.0, lambda: None, wakes)
 
 
 def move_all(each: BridgeRound, connection: psycopg.Connection) -> None:

@@ -3,7 +3,7 @@
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
@@ -33,12 +33,16 @@ class Ear(Listener):
     def __init__(self, open: Callable[[], psycopg.Connection], **options: Any) -> None:
         super().__init__(open, ClaimStatements("cmdbus", 30), **options)
         self.text: list[str | set[str]] = []
+        self.subscriptions: list[str] = []
 
     def began(self) -> None:
         self.text.append("began")
 
-    def heard(self, channels: set[str]) -> None:
-        self.text.append(channels)
+    def heard(self, notifications: Mapping[str, Collection[str]]) -> None:
+        self.text.append(set(notifications))
+
+    def subscribed(self, channels: Collection[str]) -> None:
+        self.subscriptions += channels
 
     def ended(self) -> None:
         self.text.append("ended")
@@ -97,6 +101,28 @@ def test_a_thousand_notifications_at_once_are_all_heard(
         other.execute("SELECT pg_notify('cmdbus_ready', n::text) FROM generate_series(1, 999) n")
         other.execute("NOTIFY cmdbus_due")
         eventually(lambda: ear.channels(1) == {"cmdbus_ready", "cmdbus_due"})
+
+
+def test_a_listener_hears_other_channels_as_long_as_it_is_to(
+    dsn: str, other: psycopg.Connection
+) -> None:
+    """Each session says from when on it does: what was sent before reached none."""
+    odd, more = 'pgmq.q_a "b";.INSERT', [f"q{n:03}" for n in range(250)]
+    with listening(lambda: connect(dsn)) as ear:
+        ear.subscribe([odd])
+        for session in (1, 2):
+            eventually(lambda s=session: ear.subscriptions == [odd] * s)  # type: ignore[misc]
+            other.execute("SELECT pg_notify(%s, %s)", (odd, str(session)))
+            eventually(lambda: ear.text[-1] == {odd})
+            if session == 1:
+                [(pid, _)] = sessions(other)
+                other.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        ear.subscribe(more)
+        eventually(lambda: ear.subscriptions[2:] == more)
+        other.execute("SELECT pg_notify(%s, '')", (odd,))
+        other.execute("NOTIFY q249")
+        eventually(lambda: ear.text[-1] == {"q249"})
+        assert ear.text == ["began", {odd}, "ended", "began", {odd}, {"q249"}]
 
 
 def test_a_session_that_was_ended_is_followed_by_the_next_at_once(

@@ -1,8 +1,10 @@
 """Moves messages of PGMQ's queues into commands, and commands into messages.
 
 Every node tries each bridge, and one at a time moves: a move is a statement that locks the bridge.
-After a move the next one follows at once; while there is nothing to move, the pause grows. What
-keeps a bridge from moving is noted with it, and keeps no other one and no other round waiting.
+After a move the next one follows at once. While there is nothing to move, the listening session
+hears of commands and, where PGMQ notifies of them, of messages; beside that the bridge looks, with
+a pause that grows. What keeps a bridge from moving is noted with it, and keeps no other one and no
+other round waiting.
 """
 
 import logging
@@ -24,6 +26,7 @@ from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, reason
 from cmdbus.worker.steward.known_bridge import BridgeTerms, KnownBridge
+from cmdbus.worker.waiting.bridge_wakes import BridgeWakes
 from cmdbus.worker.waiting.timers import Timers
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,8 @@ class _Moved(NamedTuple):
     unmovable: str | None = None
     #: The batches of which commands were moved.
     batch_ids: Sequence[UUID] | None = None
+    #: Some wait, and another node moves them.
+    is_elsewhere: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.moved or self.refused or self.unmovable)
@@ -65,11 +70,12 @@ class BridgeRound:
         timers: Timers,
         allow_one_row: Callable[[], float],
         hurry: Callable[[], None],
+        wakes: BridgeWakes,
     ) -> None:
         """`allow_one_row`: see DueCommands. `hurry` is called where batches may be over that could
         not be ended."""
         self._statements, self._timers = statements, timers
-        self._allow_one_row, self._hurry = allow_one_row, hurry
+        self._allow_one_row, self._hurry, self._wakes = allow_one_row, hurry, wakes
         #: `bridges` of the timers when they were listed.
         self._listed = inf
         self._bridges: dict[str, KnownBridge] = {}
@@ -79,6 +85,9 @@ class BridgeRound:
             self._list(connection)
         if not self._bridges:
             return inf
+        if heard := self._wakes.take():
+            for each in self._bridges.values():
+                each.hear(heard)
         until = time.monotonic() + _ROUND_SECONDS
         while (next_ := min(self._bridges.values(), key=attrgetter("due"))).due <= time.monotonic():
             self._attend(connection, next_)
@@ -86,6 +95,16 @@ class BridgeRound:
                 # Each of many bridges may wait as long as lock_timeout says.
                 return 0.0
         return max(0.0, next_.due - time.monotonic())
+
+    @property
+    def idle_domains(self) -> set[str]:
+        """Those that bridges empty which have nothing to move, or had so a moment ago."""
+        now = time.monotonic()
+        return {
+            each.terms.domain
+            for each in self._bridges.values()
+            if each.terms.direction == "out" and each.is_idle(now)
+        }
 
     def _list(self, connection: Connection) -> None:
         listed, found = self._timers.bridges, dict[str, KnownBridge]()
@@ -96,6 +115,9 @@ class BridgeRound:
                 known = KnownBridge(terms)
             found[terms.name] = known
         self._listed, self._bridges = listed, found
+        inwards = [each.terms.queue for each in found.values() if each.terms.direction == "in"]
+        outwards = [each.terms.domain for each in found.values() if each.terms.direction == "out"]
+        self._wakes.watch(inwards, outwards)
 
     def _attend(self, connection: Connection, bridge: KnownBridge) -> None:
         began = time.monotonic()
@@ -124,6 +146,7 @@ class BridgeRound:
                 self._statements.value(connection, "limit_statements", limit=limit)
             moved = self._call(connection, bridge)
         failpoint(AFTER_MOVE)
+        bridge.note_look(found=bool(moved) or moved.is_elsewhere)
         if moved.batch_ids:
             self._end_batches(connection, moved.batch_ids)
         name, direction = bridge.terms.name, bridge.terms.direction
@@ -161,7 +184,7 @@ class BridgeRound:
         assert row is not None
         moved, refused, batch_ids, floors = row
         bridge.go_on(floors)
-        return _Moved(moved, refused, batch_ids=batch_ids)
+        return _Moved(moved or 0, refused, batch_ids=batch_ids, is_elsewhere=moved is None)
 
     def _end_batches(self, connection: Connection, batch_ids: Sequence[UUID]) -> None:
         """As a worker does once its settlements are committed."""

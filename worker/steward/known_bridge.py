@@ -2,12 +2,14 @@
 statements."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from math import inf
 from typing import NamedTuple
 
 from cmdbus.backoff import Backoff
 from cmdbus.clock import time
 from cmdbus.priorities import HIGHEST, LOWEST
+from cmdbus.worker.waiting.bridge_wakes import channel_of
 
 #: Seconds below which a move is quick, and above which it is slow.
 _QUICK, _SLOW = 0.25, 1.0
@@ -16,6 +18,9 @@ _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 1.0
 #: Seconds for which a busy bridge reads on after what it moved last: something before that may be
 #: there again by then.
 _ON_SECONDS = 1.0
+#: Seconds for which a bridge has something to move before its senders are asked for no more
+#: notifications.
+_BUSY_SECONDS = 1.0
 _NO_FLOORS = (0,) * (LOWEST - HIGHEST + 1)
 
 
@@ -49,6 +54,8 @@ class KnownBridge:
         #: Monotonic time of the next move.
         self.due = 0.0
         self._pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        #: Monotonic time since which there was something to move; None: there was nothing.
+        self._busy_since: float | None = -inf
         #: The latest warning, which is not repeated.
         self.warned = ""
 
@@ -64,6 +71,25 @@ class KnownBridge:
     def go_on(self, floors: Sequence[int] | None) -> None:
         """Outwards, above these floors."""
         self.floors = floors or _NO_FLOORS
+
+    def hear(self, heard: Collection[str]) -> None:
+        """`heard`: channels and domains, see BridgeWakes. What has failed keeps its pause."""
+        is_in = self.terms.direction == "in"
+        name = channel_of(self.terms.queue) if is_in else self.terms.domain
+        if name in heard and not self.warned:
+            self.due = 0.0
+
+    def note_look(self, *, found: bool) -> None:
+        """`found`: there was something to move, perhaps by another node."""
+        if not found:
+            self._busy_since = None
+        elif self._busy_since is None:
+            self._busy_since = time.monotonic()
+
+    def is_idle(self, now: float) -> bool:
+        """Whether there was nothing to move within the last moment, and nothing is wrong."""
+        is_busy = self._busy_since is not None and now - self._busy_since >= _BUSY_SECONDS
+        return not is_busy and not self.warned
 
     def expect(self) -> None:
         """Replies that it is to move may come."""

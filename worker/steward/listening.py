@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from cmdbus.board.board import Node
 from cmdbus.board.counters import Counter
@@ -10,6 +10,7 @@ from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.waiting.bridge_wakes import BridgeWakes, of_ready
 from cmdbus.worker.waiting.listener import Listener
 
 logger = logging.getLogger(__name__)
@@ -30,9 +31,12 @@ class Listening(Listener):
         slot: Slot,
         *,
         enabled: bool,
+        domains: Collection[str] = (),
     ) -> None:
-        """`slot` counts notifications; not `enabled`, this never listens."""
+        """`slot` counts notifications; not `enabled`, this never listens. `domains` are those of
+        the node's workers."""
         super().__init__(connect, statements)
+        self.bridges = BridgeWakes(self.subscribe, domains)
         self._node = node
         self._board = node.board
         self._slot = slot
@@ -119,14 +123,18 @@ class Listening(Listener):
         self.due_earlier.set()
         self._node.steward_pipe.put()
 
-    def heard(self, channels: set[str]) -> None:
+    def heard(self, notifications: Mapping[str, Collection[str]]) -> None:
+        channels = notifications.keys()
         self._slot.counters.add(Counter.NOTIFICATION_WAKEUPS)
         if any(channel.endswith("_breaker") for channel in channels):
             self.count_breaker_change()  # Before a worker is woken because of it.
             self._node.steward_pipe.put()
-        if any(channel.endswith("_ready") for channel in channels):
+        domains = of_ready(notifications)
+        if domains and not self.bridges.concern_bridges_alone(domains):
             self._node.worker_pipe.put()
             self.ready.set()
+        if self.bridges.hear(channels | domains):
+            self._node.steward_pipe.put()
         if any(channel.endswith("_due") for channel in channels):
             self.due_earlier.set()
             self._node.steward_pipe.put()
@@ -140,6 +148,10 @@ class Listening(Listener):
             elif not self._paused.is_set():
                 self._paused.set()
                 self._node.steward_pipe.put()
+
+    def subscribed(self, channels: Collection[str]) -> None:
+        if self.bridges.hear(channels):
+            self._node.steward_pipe.put()
 
     def ended(self) -> None:
         self._session_is_open = False

@@ -10,6 +10,7 @@ worker runs it among its own threads.
     TimerRound    promotes due commands, and wakes a worker for leases that have ended
     ScheduleRound sends the commands of schedules at their ticks
     BridgeRound   moves messages of PGMQ's queues into commands, and commands into messages
+    BridgeArming  asks senders for notifications while a bridge has no commands to move
     BatchRound    ends batches that are over, and goes on with cancellations
     BreakerRound  lets processes read the states of breakers while no session listens
     BreakerWatch  logs when those of the app open and close, and ends deferrals after that
@@ -53,6 +54,7 @@ from cmdbus.worker.steward.rollup_round import RollupRound
 from cmdbus.worker.steward.schedule_round import ScheduleRound
 from cmdbus.worker.steward.timer_round import TimerRound
 from cmdbus.worker.waiting.arming import Arming
+from cmdbus.worker.waiting.bridge_arming import BridgeArming
 from cmdbus.worker.waiting.timers import Timers
 
 logger = logging.getLogger(__name__)
@@ -101,7 +103,9 @@ class Steward:
         #: Monotonic time of the next renewal.
         self._renew_at = 0.0
         self._slot, listening_slot = slots
-        self.listening = Listening(node, statements, connect, listening_slot, enabled=listen)
+        self.listening = Listening(
+            node, statements, connect, listening_slot, enabled=listen, domains=domains
+        )
         reread = self.listening.due_earlier.set
         self._arming = Arming(statements, node.board, node.worker_pipe, domains, reread)
         timers = Timers(statements, domains, statements.types, timeout=self._allow_one_row)
@@ -110,7 +114,11 @@ class Steward:
         )
         self._schedules = ScheduleRound(statements, timers)
         self.batches = BatchRound(statements)
-        self._bridges = BridgeRound(statements, timers, self._allow_one_row, self.batches.hurry)
+        self._bridges = BridgeRound(
+            *(statements, timers, self._allow_one_row, self.batches.hurry),
+            self.listening.bridges,
+        )
+        self._bridge_arming = BridgeArming(statements)
         self._breakers = BreakerRound(self.listening, self.timers)
         self.rollups = RollupRound(node, statements)
         self._rounds: list[Round] = []
@@ -135,7 +143,8 @@ class Steward:
         self._leave = leave
         # Leases before the others: claims of the dead can wait longer than leases of the living.
         rounds: list[Round] = [self.timers.run, self._schedules.run, self._bridges.run]
-        rounds += [self.batches.run, self._breakers.run, self._arm, self.rollups.run]
+        rounds += [self._arm_bridges, self.batches.run, self._breakers.run, self._arm]
+        rounds.append(self.rollups.run)
         self._rounds = [self.listening.run_round, self._renew, *others, *rounds]
         self._board.disarm()
         self.threads[0].start()
@@ -224,6 +233,7 @@ class Steward:
         if self._session.lost():
             self.away_since = self.away_since or time.monotonic()
             self._arming.forget()
+            self._bridge_arming.forget()
         return None
 
     def _end_outage(self) -> None:
@@ -250,6 +260,7 @@ class Steward:
 
     def _close(self, connection: Connection) -> float:
         self._statements.value(connection, "leave", node=self._statements.incarnation)
+        self._bridge_arming.lower(connection)
         for leave in (self.rollups.leave, *self._leave):
             leave(connection)
         return 0.0
@@ -282,6 +293,16 @@ class Steward:
             reads_at=self.timers.due_at,
             now=time.monotonic(),
         )
+
+    def _arm_bridges(self, connection: Connection) -> float:
+        domains = self._bridges.idle_domains
+        pause, look = self._bridge_arming.update(
+            connection, domains, session=self.listening.session, now=time.monotonic()
+        )
+        if look:
+            self.listening.bridges.hear(domains)
+            return 0.0
+        return pause
 
     def _allow_one_row(self) -> float:
         self.allow(_ONE_ROW_SECONDS + ROUND_SECONDS)

@@ -4,7 +4,9 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 
 import psycopg
@@ -18,6 +20,7 @@ from cmdbus.printable import joined
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.sessions import abort_io, abort_io_at
+from cmdbus.worker.waiting.subscriptions import Subscriptions
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +31,8 @@ _PING_SECONDS, _PONG_SECONDS = 10.0, 5.0
 
 
 class Listener:
-    """A thread with a LISTEN session of its own, which calls `began`, `heard` and `ended`."""
+    """A thread with a LISTEN session of its own, which calls `began`, `heard`, `subscribed` and
+    `ended`."""
 
     def __init__(
         self,
@@ -44,8 +48,11 @@ class Listener:
         self._ping = ping
         self._pong = pong
         self._stopping = threading.Event()
-        #: Its end interrupts the wait for notifications.
+        self._subscriptions = Subscriptions(statements.schema)
+        #: A byte, or its end, interrupts the wait for notifications.
         self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
         self.thread = threading.Thread(target=self._run, name="cmdbus-listener", daemon=True)
         #: Counts sessions; written by the listener, read by the steward.
         self.sessions = 0
@@ -53,14 +60,24 @@ class Listener:
     def began(self) -> None:
         """A new session listens; earlier notifications may have reached none."""
 
-    def heard(self, channels: set[str]) -> None:
-        """Notifications came on these channels."""
+    def heard(self, notifications: Mapping[str, Collection[str]]) -> None:
+        """Notifications came: their payloads, by channel."""
+
+    def subscribed(self, channels: Collection[str]) -> None:
+        """The session hears these channels from now on; earlier notifications reached none."""
 
     def ended(self) -> None:
         """The session is lost, or closed."""
 
     def start(self) -> None:
         self.thread.start()
+
+    def subscribe(self, channels: Collection[str]) -> None:
+        """Hears these channels, in this session and in later ones, and no other ones beside those
+        of the schema."""
+        self._subscriptions.wanted = channels
+        with suppress(OSError):  # It has stopped, or has so many bytes that it does not wait.
+            self._waker.send(b"\0")
 
     def request_stop(self) -> None:
         self._stopping.set()
@@ -96,6 +113,7 @@ class Listener:
         with abort_io_at(time.monotonic() + self._ping, partial(abort_io, connection)):
             self._statements.execute(connection, "listen")
         self.sessions += 1
+        self._subscriptions.forget()
         self.began()
         try:
             self._hear(connection.pgconn, connection.fileno())
@@ -109,22 +127,37 @@ class Listener:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
-        pinged = False
+        asked = False
         while True:
-            ready = dict(poll.poll((self._pong if pinged else self._ping) * 1000))
+            if not asked and (statement_ := self._subscriptions.next_statement()):
+                session.send_query(statement_)
+                asked = True
+            ready = dict(poll.poll((self._pong if asked else self._ping) * 1000))
             if self._stopping.is_set():
                 return
-            if descriptor not in ready:
-                if pinged:
+            if self._woken.fileno() in ready:
+                self._woken.recv(4096)
+            elif descriptor not in ready:
+                if asked:
                     raise psycopg.OperationalError("the server has gone silent")
                 session.send_query(self._ping_statement)
-                pinged = True
-                continue
-            session.consume_input()
-            while pinged and not session.is_busy():
-                pinged = session.get_result() is not None
-            channels = set()
-            while notification := session.notifies():
-                channels.add(notification.relname.decode())
-            if channels:
-                self.heard(channels)
+                asked = True
+            if descriptor in ready:
+                asked = self._read(session, asked)
+
+    def _read(self, session: PGconn, asked: bool) -> bool:
+        """Whether what the session was asked is still not answered."""
+        session.consume_input()
+        if asked:
+            while asked and not session.is_busy():
+                asked = session.get_result() is not None
+            if not asked and (channels := self._subscriptions.executed()):
+                self.subscribed(channels)
+        heard = defaultdict[str, set[str]](set)
+        while notification := session.notifies():
+            # Where the server's encoding is SQL_ASCII, any role can notify of any bytes.
+            channel, payload = notification.relname, notification.extra
+            heard[channel.decode(errors="replace")].add(payload.decode(errors="replace"))
+        if heard:
+            self.heard(heard)
+        return asked

@@ -12,6 +12,12 @@ LISTEN {channel}_pause;
 LISTEN {channel}_breaker;
 LISTEN {channel}_watch;
 
+-- name: listen_to_one
+LISTEN {other_channel};
+
+-- name: unlisten_one
+UNLISTEN {other_channel};
+
 -- name: read_timers
 -- Seconds until the first scheduled command is due, not positive while another session has locked
 -- it, until the next lease of other claimers ends, and until that of an own one does; whether a

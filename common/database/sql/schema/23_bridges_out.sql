@@ -184,10 +184,10 @@ END
 $$;
 
 -- Moves up to p_count commands of a bridge into messages of its queue, of p_bytes or just one.
--- None if another session has locked the bridge. Their history names p_claimer, under which no
--- other session claims anything. batch_ids: the batches of which some are. p_floors: as in move_in,
--- one for each priority; floors: the next ones, NULL if they are 0. (What has left a lane has an id
--- above those that wait: no floors where there are limits.)
+-- moved is NULL if some wait and another session has locked the bridge. Their history names
+-- p_claimer, under which no other session claims anything. batch_ids: the batches of which some
+-- are. p_floors: as in move_in, one for each priority; floors: the next ones, NULL if they are 0.
+-- (What has left a lane has an id above those that wait: no floors where there are limits.)
 CREATE FUNCTION {schema}.move_out(
     p_name text, p_floors bigint[], p_count integer, p_bytes bigint, p_claimer bigint,
     p_lease interval, p_node bigint,
@@ -211,6 +211,7 @@ BEGIN
     END IF;
     bridge := {schema}.lock_bridge(p_name, 'out');
     IF bridge.name IS NULL THEN
+        moved := NULL;
         RETURN;
     END IF;
     claims := ARRAY(
