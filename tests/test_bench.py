@@ -29,7 +29,7 @@ MORE_RATES = [
 TIMES = ["lease-look"]
 MORE_TIMES = [
     *("latency", "limited-latency", "mixed", "fair", "tick-latency", "page-first"),
-    "bridge-latency",
+    *("bridge-latency", "bridge-out-latency"),
 ]
 OF_BRIDGES = ["bridge", "bridge-out", "bridge-drain"]
 ADAPTIVE = ["adaptive-io", "adaptive-cpu", "adaptive-mixed"]
@@ -55,6 +55,7 @@ MORE = {
     "breaker-idle": {"breaker-claim"},
     "bridge": {"bridge-cpu"},
     "bridge-out": {"bridge-out-cpu"},
+    "bridge-latency": {"bridge-latency-polled"},
     "instances": {"instances-bare", "instances-of-bare", "row-waits"},
 }
 

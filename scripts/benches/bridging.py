@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from random import uniform
@@ -45,6 +45,10 @@ _HANDLED = """
     SELECT count(*), extract(epoch FROM max(finished_at) - min(created_at))
     FROM cmdbus.finished WHERE domain = %s AND status = 'COMPLETED'"""
 _SEND = "SELECT pgmq.send(%s, jsonb_build_object('sent', %s::float8))"
+_NOTIFY = "SELECT pgmq.enable_notify_insert('bench_in', 0)"
+_SEND_TO_MESSAGE = """
+    SELECT 1000 * (extract(epoch FROM enqueued_at) - (message ->> 'sent')::float8)::float8
+    FROM pgmq.q_bench_out ORDER BY msg_id"""
 
 
 def _of_pgmq(measure: Callable[[Place], Found]) -> Callable[[Place], Found]:
@@ -152,20 +156,24 @@ def bridge_drain(slot: Place) -> Found:
 @_of_pgmq
 def bridge_latency(slot: Place) -> Found:
     """From before pgmq.send to the handler's first line in an idle fleet of 2 x 8 (p50), against
-    the same from before the send of a command."""
-    count = max(1, slot.sizes.commands // _LATENCY_PART)
+    the same from before the send of a command. PGMQ notifies of messages; in bridge-latency-polled
+    it does not."""
+    polled = _latency(slot)
+    return {"bridge-latency": _latency(slot, [_NOTIFY]), "bridge-latency-polled": polled}
+
+
+def _latency(slot: Place, settings: Sequence[str] = ()) -> Comparison:
     with (
         _prepared(slot) as here,
         _fleet(slot, show_start) as running,
         _bridge(here, _IN, DOMAIN, type_=TYPE),
     ):
+        for each in settings:
+            here.connection.execute(each)
 
         def wait_ms(send: Callable[[], object]) -> float:
             here.clear()
-            for _ in range(count):
-                time.sleep(uniform(*_RESTS_S))
-                send()
-                here.await_none(_WAITS, check=running.check)
+            _send_rarely(slot, send, lambda: here.await_none(_WAITS, check=running.check))
             rows = here.connection.execute(SEND_TO_START, (TYPE,)).fetchall()
             return float(median(ms for (ms,) in rows))
 
@@ -173,9 +181,54 @@ def bridge_latency(slot: Place) -> Found:
             lambda _: wait_ms(lambda: here.send(TYPE, {"sent": time.time()})),
             lambda _: wait_ms(lambda: here.connection.execute(_SEND, (_IN, time.time()))),
         )
-    configuration = {"messages": count, **_SIZES}
-    comparison = Comparison(pairs=pairs, configuration=configuration, less=True)
-    return {"bridge-latency": comparison}
+    return _waits(slot, pairs)
+
+
+@_of_pgmq
+def bridge_out_latency(slot: Place) -> Found:
+    """From before the send of a command to the transaction that makes a message of it (p50), in an
+    idle fleet of 2 x 8, against the same to the handler's first line."""
+    with _prepared(slot) as here, _fleet(slot, show_start) as running, _bridge(here, _OUT, BRIDGED):
+
+        def handled_ms(_: float) -> float:
+            here.clear()
+            _send_rarely(
+                slot,
+                lambda: here.send(TYPE, {"sent": time.time()}),
+                lambda: here.await_none(_WAITS, check=running.check),
+            )
+            rows = here.connection.execute(SEND_TO_START, (TYPE,)).fetchall()
+            return float(median(ms for (ms,) in rows))
+
+        def moved_ms(_: float) -> float:
+            here.clear()
+            queues.clear(here, _OUT)
+            _send_rarely(
+                slot,
+                lambda: here.bus.send(BRIDGED, TYPE, {"sent": time.time()}),
+                lambda: here.await_end(BRIDGED, running.check),
+            )
+            rows = here.connection.execute(_SEND_TO_MESSAGE).fetchall()
+            return float(median(ms for (ms,) in rows))
+
+        pairs = slot.alternate(handled_ms, moved_ms)
+    return {"bridge-out-latency": _waits(slot, pairs)}
+
+
+def _send_rarely(slot: Place, send: Callable[[], object], wait: Callable[[], None]) -> None:
+    for _ in range(_rare(slot)):
+        time.sleep(uniform(*_RESTS_S))
+        send()
+        wait()
+
+
+def _rare(slot: Place) -> int:
+    return max(1, slot.sizes.commands // _LATENCY_PART)
+
+
+def _waits(slot: Place, pairs: list[tuple[float, float]]) -> Comparison:
+    configuration = {"messages": _rare(slot), **_SIZES}
+    return Comparison(pairs=pairs, configuration=configuration, less=True)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ follows it, and what is due.
 """
 
 from benches.adapting import adaptive_cpu, adaptive_io, adaptive_mixed
-from benches.bridging import bridge, bridge_drain, bridge_latency, bridge_out
+from benches.bridging import bridge, bridge_drain, bridge_latency, bridge_out, bridge_out_latency
 from benches.comparison import Row
 from benches.draining import batch, bloat, bloat_batch, drain, drain_full, threads, tx
 from benches.growing import domains, instances, lease_look
@@ -90,6 +90,8 @@ ROWS = {
         Row("bridge-out-cpu", bridge_out, "us/message"),
         Row("bridge-drain", bridge_drain, "messages/s"),
         Row("bridge-latency", bridge_latency, _MS),
+        Row("bridge-latency-polled", bridge_latency, _MS),
+        Row("bridge-out-latency", bridge_out_latency, _MS),
         Row("otel", otel, _RATE),
         Row("otel-cpu", otel, _CPU),
         Row("otel-unsampled", otel, _RATE),
