@@ -119,8 +119,8 @@ class Context:
             own.update(given)
 
     def _forward_headers(self) -> None:
-        """Before the handler is called, where there is something to pass on, or middleware that may
-        add something."""
+        """Makes `headers` before the handler is called, if the command has some, or if middleware
+        may add some."""
         self.headers  # noqa: B018  # makes it
 
     @property

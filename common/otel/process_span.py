@@ -77,7 +77,7 @@ class ProcessSpan:
         return self
 
     def _is_unsampled_as_before(self) -> bool:
-        """Nothing will be recorded, and what is passed on says so."""
+        """Whether nothing will be recorded, and `context.headers` say so already."""
         if self._span.is_recording() or self._creation is None or not self._is_child:
             return False
         return has_context(self._context.headers)

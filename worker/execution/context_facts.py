@@ -50,7 +50,7 @@ class ContextFacts:
         return self._forwarded
 
     def _reply_headers(self) -> str | None:
-        """See Finished; asked for where something is passed on."""
+        """See Finished. Called only if something asked for `context.headers`."""
         if self._forwarded is None or self.claim.reply_to is None:
             return None
         return reply_headers(self._forwarded, self.claim.headers)

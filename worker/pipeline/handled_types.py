@@ -58,7 +58,7 @@ class HandledType:
         self.surroundings = surroundings
         #: The handler, within its surroundings if there are any.
         self.run = handler.run if surroundings is None else surroundings(handler.run)
-        #: Names of those that its executions pass on.
+        #: Names of headers that its executions forward.
         self.forward_headers = forward_headers
         #: The name of the circuit breaker that it is bound to.
         self.breaker = handler.breaker
