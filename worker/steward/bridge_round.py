@@ -54,7 +54,7 @@ class _Moved(NamedTuple):
     unmovable: str | None = None
     #: The batches of which commands were moved.
     batch_ids: Sequence[UUID] | None = None
-    #: Some wait, and another node moves them.
+    #: Messages or commands wait, and another node moves them.
     is_elsewhere: bool = False
 
     def __bool__(self) -> bool:
@@ -98,7 +98,7 @@ class BridgeRound:
 
     @property
     def idle_domains(self) -> set[str]:
-        """Those that bridges empty which have nothing to move, or had so a moment ago."""
+        """Domains of bridges outwards that have had nothing to move within the last moment."""
         now = time.monotonic()
         return {
             each.terms.domain

@@ -1,7 +1,7 @@
 """Asks senders for notifications while a bridge out of a domain has nothing to move.
 
-As Arming does it for workers, whose flag and barrier these are, in a row of its own: a
-node may be busy while a bridge waits. A sender that read the flag before it was up notifies no
+Uses the flag and the barrier that Arming uses for workers, with a row of its own: workers may be
+busy while a bridge waits. A sender that read the flag before it was up notifies no
 node: until those of that moment have ended, the bridges look at each check, and once more then.
 """
 
