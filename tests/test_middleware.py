@@ -240,7 +240,8 @@ def test_an_error_of_a_middleware_is_the_commands_and_names_it(dsn: str, bus: Co
         assert record.error_message == start or len(record.error_message) == 2000
     assert effects(dsn) == 0
     details = bus.audit("payments", records["long"].command_id)[-1].details
-    assert "in long" in details["traceback"]
+    began, first, *_ = details["traceback"].splitlines()
+    assert (began, first.split(", ")[-1]) == ("Traceback (most recent call last):", "in long")
 
 
 def swallowing(command: Command, context: Context) -> Yields:

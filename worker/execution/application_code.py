@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC
@@ -13,6 +14,15 @@ from cmdbus.headers import NO_HEADERS
 from cmdbus.payloads.forms import Encoder
 from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.outcomes import Outcome, completed
+
+#: Modules whose frames lie between a worker and an application's code.
+_CALLERS = tuple(
+    f"cmdbus.{name}"
+    for name in (
+        *("worker.execution.execution", "worker.execution.application_code", "surroundings"),
+        *("middleware", "instrument_hooks", "typed_handlers"),
+    )
+)
 
 
 def command_of(claim: Claim, data: Any) -> Command:
@@ -38,6 +48,15 @@ def run_after(prepare: Callable[[], object], run: Callable[..., Any], *arguments
     application may put an error there, whose traceback has the frames of the callers."""
     prepare()
     return run(*arguments)
+
+
+def traceback_of(error: BaseException) -> str:
+    """From the application's code on, if there is any: each middleware and instrument would add
+    frames before it, which are the same for all errors."""
+    began = trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in _CALLERS:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace or began))
 
 
 def leave_fork() -> None:

@@ -7,7 +7,6 @@ commit together, or neither.
 
 import os
 import random
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
@@ -48,6 +47,7 @@ from cmdbus.worker.execution.application_code import (
     leave_fork,
     run_after,
     storable,
+    traceback_of,
 )
 from cmdbus.worker.execution.checkpoints import Checkpoints
 from cmdbus.worker.execution.context_facts import ContextFacts
@@ -225,8 +225,7 @@ class Execution(ContextFacts):
         used = self._used_session
         if used is not None and (interruption := used.interruption(error, self.claim)):
             return interruption
-        trace = "".join(traceback.format_exception(error))
-        return self._fate(error, trace)
+        return self._fate(error, traceback_of(error))
 
     def _fate(self, error: BaseException, trace: str = "") -> Outcome:
         return failed(
