@@ -58,7 +58,7 @@ def test_a_command_of_a_group_that_it_gives_back_runs_again(dsn: str, bus: Comma
             if ran[command.command_id] == 1:
                 context.again()
 
-    with replied(dsn, bus, Watched(), around=around) as ids:
+    with replied(dsn, bus, Watched(), around=around, concurrency=4) as ids:
         is_asked.append(True)
         bus.resume("trips")
         eventually(lambda: are_completed(bus, ids))

@@ -199,7 +199,10 @@ def test_each_command_of_a_group_has_its_middleware(dsn: str, bus: CommandBus) -
             raise TransientCommandError("BUSY", "try again")
 
     recorder = Recorder()
-    with installed(recorder), replied(dsn, bus, Watched(fail), around=outcomes) as ids:
+    with (
+        installed(recorder),
+        replied(dsn, bus, Watched(fail), around=outcomes, concurrency=4) as ids,
+    ):
         bus.resume("trips")
         eventually(lambda: moved(bus, ids))
         eventually(lambda: are_completed(bus, ids))

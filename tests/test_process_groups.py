@@ -45,6 +45,7 @@ def replied(
     manager: Watched,
     surroundings: ManagerFactory | None = None,
     around: Any = None,
+    concurrency: int = 2 * COUNT,
     **options: Any,
 ) -> Iterator[list[UUID]]:
     """Trips whose first replies wait in a domain that is paused."""
@@ -54,7 +55,7 @@ def replied(
     if around is not None:
         registry.around(domain="trips")(around)
     registry.register("bookings", "Flight", leave_effect)
-    with running(dsn, soon(registry), concurrency=2 * COUNT, **options):
+    with running(dsn, soon(registry), concurrency=concurrency, **options):
         # A worker handles one reply by itself, to learn how long that takes.
         first = bus.start_process("trips", "Booking", Trip("first"))
         eventually(lambda: len(taken(bus, first)) == 2)

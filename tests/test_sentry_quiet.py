@@ -152,7 +152,7 @@ def test_replies_that_are_handled_together_make_no_event_until_each_runs_by_itse
         if calls < 3:  # in the group, and by itself
             raise TransientCommandError("BUSY", "try again")
 
-    with sentry() as taken, replied(dsn, bus, Watched(fail)) as ids:
+    with sentry() as taken, replied(dsn, bus, Watched(fail), concurrency=4) as ids:
         bus.resume("trips")
         eventually(lambda: moved(bus, ids) and are_completed(bus, ids))
         failures = sum(reply.attempts - 1 for reply in replies(bus, ids))
