@@ -206,6 +206,25 @@ def test_a_command_that_hangs_with_the_lock_of_the_log_is_settled(
         eventually(lambda: [line for line in log.lines if "failed in attempt 1 of 1" in line])
 
 
+def test_an_instrument_that_hangs_keeps_neither_timeouts_nor_the_stop_waiting(
+    dsn: str, bus: CommandBus
+) -> None:
+    """As an exporter does whose collector is away. No thread is free but housekeeping's, which ends
+    what hangs and renews leases."""
+    gate, ends = Gate(), threading.Event()
+    registry = handling(gate, "Hang", retry=ONCE)
+    with running(dsn, registry, concurrency=1, timeouts=LADDER) as worker:
+        hung = bus.send("payments", "Hang")
+        gate.wait_for(1)
+        assert worker._concurrency.threads
+        worker._concurrency.threads.unsettled.log_later(lambda: ends.wait(20))
+        assert bus.wait("payments", hung, 5).error_code == "TIMEOUT"
+        gate.open.set()
+        worker.stop(timeout=0.1)
+    ends.set()
+    eventually(lambda: "log" not in {thread.name for thread in threading.enumerate()})
+
+
 def test_what_a_handler_that_was_given_up_ends_with_is_not_logged(
     dsn: str, bus: CommandBus
 ) -> None:

@@ -64,7 +64,8 @@ class Drain:
             self._housekeeping.stop(self._deadline)
             self._threads.cut_all()
             self._connection.close()
-            self._threads.unsettled.log()
+            left = self._deadline - time.monotonic()
+            self._threads.unsettled.log_last(max(RELEASE_SECONDS, left))
         return self._abandoned + self._adoption.unresolved_count
 
     def _settle_all(self) -> None:

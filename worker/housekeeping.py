@@ -110,9 +110,9 @@ class Housekeeping:
                     self._release_stale,
                     self._attend_batches,
                     self._attend_breakers,
+                    self._pipeline.unsettled.log_beside,
                 ):
                     self._attempt(task)
-                self._pipeline.unsettled.log()
         except BaseException as error:
             self._ended_by = error
         finally:

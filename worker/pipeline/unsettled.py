@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
+from threading import Thread
 
 from cmdbus import instrument_hooks, instruments
 from cmdbus.board.counters import OutcomeLabel
@@ -58,6 +59,8 @@ class Unsettled:
         #: Messages about settled commands, to the log and to instruments. A handler that hangs may
         #: hold the lock of either, which must stop neither a settlement nor the leadership.
         self.unlogged: deque[Callable[[], None]] = deque()
+        #: That of the latest `log_beside`.
+        self._log_thread: Thread | None = None
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -74,6 +77,24 @@ class Unsettled:
         with suppress(IndexError):  # another thread has taken the last one
             while self.unlogged:
                 self.unlogged.popleft()()
+
+    def log_beside(self) -> None:
+        """The same in a thread of its own: housekeeping, which keeps leases, waits for nothing."""
+        if self.unlogged and not (self._log_thread and self._log_thread.is_alive()):
+            thread = Thread(target=self.log, name="log", daemon=True)
+            thread.start()
+            self._log_thread = thread
+
+    def log_last(self, seconds: float) -> None:
+        """What is left, within this time."""
+        until = time.monotonic() + seconds
+        try:
+            self.log_beside()
+            while self._log_thread and self._log_thread.is_alive() and time.monotonic() < until:
+                self._log_thread.join(max(0.0, until - time.monotonic()))
+                self.log_beside()
+        except RuntimeError:  # No thread can start.
+            self.log()
 
     def put_back(self, finished: Sequence[Finished]) -> None:
         self._waiting.extendleft(reversed(finished))
