@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from importlib.metadata import entry_points
+from typing import Any
 
 import pytest
 from eventually import eventually
@@ -32,9 +33,20 @@ def test_a_second_instrument_counts_for_nothing(caplog: pytest.LogCaptureFixture
     assert "is not instrumented" in caplog.text
 
 
-def test_an_unknown_propagation_is_refused() -> None:
-    with pytest.raises(ValueError, match="propagation must be 'child' or 'link', not 'both'"):
-        CmdbusInstrumentor().instrument(propagation="both")
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"propagation": "both"}, "propagation must be 'child' or 'link', not 'both'"),
+        ({"tracer_provider": 3}, "tracer_provider must have a method get_tracer, unlike 3"),
+        ({"meter_provider": "x"}, "meter_provider must have a method get_meter, unlike 'x'"),
+        ({"error_messages": "no"}, "error_messages must be True or False, not 'no'"),
+    ],
+)
+def test_what_no_instrumentation_can_work_with_is_refused(
+    given: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        CmdbusInstrumentor().instrument(**given)
     assert instruments.installed == ()
 
 

@@ -10,7 +10,7 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import TracerProvider
 
 from cmdbus import instruments
-from cmdbus.checks import shown
+from cmdbus.checks import check_flag, shown
 from cmdbus.otel.tracing import Tracing
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,9 @@ class CmdbusInstrumentor:
         """
         if propagation not in (CHILD, LINK):
             raise ValueError(f"propagation must be 'child' or 'link', not {shown(propagation)}")
+        _check_provider("tracer_provider", tracer_provider, "get_tracer")
+        _check_provider("meter_provider", meter_provider, "get_meter")
+        check_flag("error_messages", error_messages)
         with self._lock:
             if CmdbusInstrumentor._installed is not None:
                 logger.warning("cmdbus is instrumented already: the first instrument() counts")
@@ -78,6 +81,11 @@ class CmdbusInstrumentor:
     def instrumentation_dependencies(self) -> Collection[str]:
         """None besides cmdbus, whose part this is."""
         return ()
+
+
+def _check_provider(what: str, provider: object, method: str) -> None:
+    if provider is not None and not callable(getattr(provider, method, None)):
+        raise ValueError(f"{what} must have a method {method}, unlike {shown(provider)}")
 
 
 def _version() -> str:
