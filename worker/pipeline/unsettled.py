@@ -58,7 +58,7 @@ class Unsettled:
         self._last_warning = ""
         #: Messages about settled commands, to the log and to instruments. A handler that hangs may
         #: hold the lock of either, which must stop neither a settlement nor the leadership.
-        self.unlogged: deque[Callable[[], None]] = deque()
+        self.unlogged: deque[Callable[[], object]] = deque()
         #: That of the latest `log_beside`.
         self._log_thread: Thread | None = None
 
@@ -68,7 +68,7 @@ class Unsettled:
     def add(self, finished: Finished) -> None:
         self._waiting.append(finished)
 
-    def log_later(self, message: Callable[[], None]) -> None:
+    def log_later(self, message: Callable[[], object]) -> None:
         """Leaves the message to the next `log`."""
         self.unlogged.append(message)
 
