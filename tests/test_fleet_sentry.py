@@ -11,6 +11,7 @@ from fleet import Fleet, write_app
 from cmdbus import CommandBus
 
 
+@pytest.mark.long
 @pytest.mark.fleet(started=False, procs=1, threads=2)
 def test_each_failed_attempt_is_one_event_when_its_process_stops(
     fleet: Fleet, dsn: str, tmp_path: Path

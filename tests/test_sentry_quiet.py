@@ -1,5 +1,6 @@
 """What makes no event, and what stays in the scope of its execution."""
 
+import os
 import sys
 import threading
 from contextlib import suppress
@@ -12,7 +13,7 @@ import psycopg
 import pytest
 import sentry_sdk
 from eventually import eventually
-from handlers import SOON, do_nothing, handling, running
+from handlers import ONCE, SOON, do_nothing, handling, running
 from sentries import DSN, sentry
 from test_process_groups import Watched, are_completed, moved, replied, replies
 
@@ -197,6 +198,36 @@ def test_a_failure_that_another_thread_has_settled_is_no_event_of_its_own() -> N
         instrument_hooks.settled([late, late._replace(code=None, message=None, delay=None)])
     [event] = taken.events
     assert event["tags"]["error_code"] == "TIMEOUT"
+
+
+def test_a_child_that_a_handler_forks_makes_no_event(dsn: str, bus: CommandBus) -> None:
+    """Though it leaves the handler with an exception, too."""
+    reader, writer = os.pipe()
+
+    def fork(command: Command, context: Context) -> None:
+        pid = os.fork()
+        if pid:
+            os.waitpid(pid, 0)
+        raise ValueError("child" if pid == 0 else "parent")
+
+    def note(event: Any, hint: Any) -> Any:
+        os.write(writer, b"%d " % os.getpid())
+        return event
+
+    with sentry(before_send=note) as taken, running(dsn, handling(fork, retry=ONCE)):
+        bus.send("payments", "Debit")
+        eventually(lambda: taken.events)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        assert pipe.read().split() == [str(os.getpid())]
+
+
+def test_what_is_left_is_sent_before_a_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[float] = []
+    with sentry() as taken:
+        monkeypatch.setattr(taken, "flush", lambda timeout, callback=None: flushed.append(timeout))
+        instrument_hooks.flush(2)
+        assert [0 < seconds <= 2 for seconds in flushed] == [True]
 
 
 def test_attempts_that_are_never_settled_are_forgotten() -> None:
