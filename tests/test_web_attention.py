@@ -9,6 +9,7 @@ import pytest
 
 from cmdbus.breakers import BreakerState, BreakerTerms
 from cmdbus.producer.breakers import BreakerRecord
+from cmdbus.producer.bridges import BridgeRecord
 from cmdbus.producer.history import HistoryPoint
 from cmdbus.producer.node_records import NodeExit, NodeRecord, NodeSeat
 from cmdbus.producer.records import AuditEvent, DomainRecord, Waiting
@@ -78,6 +79,19 @@ def schedule(**fields: Any) -> ScheduleRecord:
     return ScheduleRecord(**{**values, **fields})
 
 
+def bridge(failing: float | None = None) -> BridgeRecord:
+    """`failing`: for so many seconds."""
+    none = dict.fromkeys(["reply_to", "moved_at", "operator", "reason"])
+    values: dict[str, Any] = {
+        **none,
+        **{"name": "orders-in", "queue": "orders", "direction": "in", "domain": "payments"},
+        **{"type": "Debit", "batch_size": 100, "moved": 7, "refused": 0, "added_at": NOW},
+        "error": None if failing is None else "the queue 'orders' does not exist",
+        "failed_at": None if failing is None else NOW - timedelta(seconds=failing),
+    }
+    return BridgeRecord(**values)
+
+
 def minutes(*ages: float | None, ended: Figures | None = None) -> dict[str, list[HistoryPoint]]:
     begin = NOW - timedelta(minutes=len(ages))
     depths = None, None, None, None
@@ -99,7 +113,7 @@ def one(**seen: Any) -> tuple[str, str]:
 
 def test_nothing_needs_an_operator_while_all_is_well() -> None:
     busy = domain(Waiting(ready=500, in_progress=8, scheduled=3, oldest_age=2.0))
-    assert found(domains=[busy], schedules=[schedule()]) == []
+    assert found(domains=[busy], schedules=[schedule()], bridges=[bridge()]) == []
     assert found(breakers=[breaker(BreakerState.CLOSED)], nodes=[]) == []
 
 
@@ -189,6 +203,9 @@ def cases_of_breakers_and_schedules() -> Iterator[Case]:
 
 
 def cases_of_nodes() -> Iterator[Case]:
+    failing = "Bridge orders-in has been failing for"
+    yield "warn", f"{failing} 60 s", {"bridges": [bridge(60)]}
+    yield "bad", f"{failing} 5 min", {"bridges": [bridge(300)]}
     silent = NOW - timedelta(minutes=10)
     yield (
         "bad",

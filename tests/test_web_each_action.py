@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from eventually import eventually
 from page_processes import page_server
+from pgmq_queues import create_queues, install_pgmq
 from psycopg.sql import SQL, Identifier
 from shop_days import Shop
 from visits import Visit, Visiting
@@ -83,6 +84,15 @@ def steps(shop: Shop) -> Iterator[Step]:
     yield Step("retry_process", f"process/{day.purchases['stopped']}", "Retry")
 
 
+def remove_a_bridge(visit: Visit, connection: psycopg.Connection) -> None:
+    """And add it again, which is offered nowhere else."""
+    reason = "reason to remove_bridge"
+    take(visit, Step("remove_bridge", "bridges", "Remove", "tbody tr", "orders-in"), reason)
+    eventually(partial(is_on_record, connection, reason))
+    visit.find("#toasts button", "Add it again").click()
+    eventually(partial(is_on_record, connection, "undone"))
+
+
 def is_on_record(connection: psycopg.Connection, reason: str) -> bool:
     """As that of something which the operator has done."""
     names = [name for (name,) in connection.execute(_TRAILS)]
@@ -121,9 +131,14 @@ def test_each_action_is_done_and_on_record(visiting: Visiting, shop: Shop, tmp_p
         visiting(page) as visit,
         psycopg.connect(shop.dsn, autocommit=True) as connection,
     ):
+        install_pgmq(connection)
+        create_queues(connection, "orders")
+        with CommandBus(shop.dsn) as bus:
+            bus.bridges.add("orders", "payments", "Charge")
         visit.tab.on("request", lambda request: done.append(request.url.rpartition("/actions/")))
         for number, step in enumerate(steps(shop)):
             reason = f"reason {number} to {step.action}"
             take(visit, step, reason)
             eventually(partial(is_on_record, connection, reason))
+        remove_a_bridge(visit, connection)
     assert {name for _, found, name in done if found} == {*ACTIONS}

@@ -39,6 +39,7 @@ def test_each_view_opens_without_a_complaint_of_the_browser(
         "#/limits": ("Limits", "5 at once"),
         "#/breakers": ("Breakers", "No breakers"),
         "#/schedules": ("Schedules", "nightly"),
+        "#/bridges": ("Bridges", "bus.bridges.add"),
         "#/domain/payments": ("Domain payments", "Settings"),
     }
     with page_server(dsn, tmp_path) as page, visiting(page) as visit:

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 from cmdbus.breakers import BreakerState
 from cmdbus.counting import count_of
 from cmdbus.producer.breakers import BreakerRecord
+from cmdbus.producer.bridges import BridgeRecord
 from cmdbus.producer.history import HistoryPoint
 from cmdbus.producer.node_records import NodeRecord, NodeSeat
 from cmdbus.producer.records import AuditEvent, DomainRecord
@@ -17,6 +18,8 @@ from cmdbus.web.views.records import why_unclaimed
 
 #: Entries that are shown.
 MAX_ENTRIES = 50
+#: Seconds for which a bridge may fail before that is bad: a role may just be granted its rights.
+_FAILING_SECONDS = 60.0
 _LATE_SECONDS, _TOO_LATE_SECONDS = 60.0, 300.0
 #: The share of its greatest depth from which a domain is nearly full.
 _NEARLY = 0.8
@@ -47,6 +50,7 @@ class Observed:
     nodes: Sequence[NodeRecord] = ()
     breakers: Sequence[BreakerRecord] = ()
     schedules: Sequence[ScheduleRecord] = ()
+    bridges: Sequence[BridgeRecord] = ()
     #: The last hour, by domain and minute.
     minutes: Mapping[str, Sequence[HistoryPoint]] = field(default_factory=dict)
     #: The latest pause of each paused domain, if that may be read.
@@ -59,6 +63,7 @@ def attention(seen: Observed) -> list[Attention]:
         found += _domain(record, seen)
     found += [entry for each in seen.breakers for entry in _breaker(each, seen.now)]
     found += [entry for each in seen.schedules for entry in _schedule(each)]
+    found += [entry for each in seen.bridges for entry in _bridge(each, seen.now)]
     for node in seen.nodes:
         found += _node(node, seen.now)
     return sorted(found, key=lambda each: _LEVELS.index(each.level))
@@ -212,6 +217,14 @@ def _schedule(record: ScheduleRecord) -> Iterator[Attention]:
     elif not record.handled and not record.paused:
         why = f"No living node handles {record.domain}/{record.type}."
         yield Attention("warn", f"Schedule {record.name} sends what is not handled", why, link)
+
+
+def _bridge(record: BridgeRecord, now: datetime) -> Iterator[Attention]:
+    if record.error is not None:
+        failing = now - (record.failed_at or now)
+        level = "bad" if failing.total_seconds() > _FAILING_SECONDS else "warn"
+        what = f"Bridge {record.name} has been failing for {_ago(failing)}"
+        yield Attention(level, what, record.error, _link("bridges", name=record.name))
 
 
 def _node(node: NodeRecord, now: datetime) -> Iterator[Attention]:

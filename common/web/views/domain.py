@@ -11,6 +11,7 @@ from cmdbus.producer.records import DomainRecord, Waiting
 from cmdbus.web.covers import domains_covered
 from cmdbus.web.query import Query
 from cmdbus.web.views.breakers import breaker
+from cmdbus.web.views.bridges import bridge
 from cmdbus.web.views.limits import limit
 from cmdbus.web.views.records import events, why_unclaimed
 from cmdbus.web.views.schedules import schedule
@@ -45,6 +46,7 @@ def read(bus: CommandBus, query: Query) -> object:
             breaker(e, None) for e in bus.breakers.list() if name in domains_covered(e.covers)
         ],
         "schedules": [schedule(e, False) for e in bus.schedules.list() if e.domain == name],
+        "bridges": [bridge(e) for e in bus.bridges.list() if name in (e.domain, e.reply_to)],
         "audit": None if restricted else events(bus.domain_audit(name, latest=_EVENTS)),
         "restricted": restricted,
     }

@@ -91,6 +91,7 @@ def _read_rarely(bus: CommandBus, records: Sequence[DomainRecord]) -> _ReadRarel
         nodes=bus.fleet(),
         breakers=bus.breakers.list(),
         schedules=bus.schedules.list(),
+        bridges=bus.bridges.list(),
         minutes=bus.recent_minutes(),
         pauses={name: event for name, event in pauses.items() if event is not None},
     )

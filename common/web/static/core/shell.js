@@ -13,7 +13,7 @@ import { toast } from "./toasts.js";
 
 const THEMES = { system: "light", light: "dark", dark: "system" };
 const PARENTS = { command: "commands", batch: "batches", process: "processes", domain: "overview" };
-const GO = { o: "overview", f: "fleet", c: "commands", t: "troubleshooting", b: "batches", p: "processes", l: "limits", r: "breakers", s: "schedules" };
+const GO = { o: "overview", f: "fleet", c: "commands", t: "troubleshooting", b: "batches", p: "processes", l: "limits", r: "breakers", s: "schedules", q: "bridges" };
 
 const NAMELESS = "Your name …";
 

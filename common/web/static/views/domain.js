@@ -54,7 +54,8 @@ export async function show(root, { parts: [domain], session, signal, tools }) {
     replace(bound,
       row("limits", value.limits, (one) => one.in_force?.text ?? "no limit"),
       row("breakers", value.breakers, (one) => statusTag(one.state)),
-      row("schedules", value.schedules, (one) => [one.times, one.paused && tag("paused", "warn")]));
+      row("schedules", value.schedules, (one) => [one.times, one.paused && tag("paused", "warn")]),
+      row("bridges", value.bridges, (one) => [one.direction === "in" ? "from" : "to", " queue ", name(one.queue), " ", one.error && tag("failing", "bad")]));
     audit(value.audit);
   });
 }
