@@ -106,6 +106,26 @@ class ObservedSend(_Observation):
                 log_failure(instrument, "sent", error)
 
 
+class _UnobservedSend:
+    """The same while no instrument is installed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def sent(self, ids: Sequence[UUID], count: int | None = None) -> None:
+        pass
+
+
+_UNOBSERVED = _UnobservedSend()
+
+
+def observing_send(requests: Sequence[Request], operation: str) -> ObservedSend | _UnobservedSend:
+    return ObservedSend(requests, operation) if instruments.installed else _UNOBSERVED
+
+
 def waiting(operation: str, domain: str | None, id: UUID) -> AbstractContextManager[object]:
     return (
         _Observation("waiting", operation, domain, id) if instruments.installed else nullcontext()

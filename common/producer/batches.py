@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from cmdbus import instruments
 from cmdbus.checks import (
     check_aware,
     check_id,
@@ -19,7 +18,7 @@ from cmdbus.clock import time
 from cmdbus.database.pool import Connection
 from cmdbus.errors import BatchNotFoundError, InvalidOperationError
 from cmdbus.forwarding import default_headers
-from cmdbus.instrument_hooks import ObservedSend
+from cmdbus.instrument_hooks import observing_send
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.batch_requests import Source, encoded
 from cmdbus.producer.bulk_send import BulkSend
@@ -137,12 +136,8 @@ class Batches(Steering):
         """
         values = {"domain": domain, "name": name, "data": data}
         after = on_complete, on_cancel
-        if not instruments.installed:
-            creation = self._creation(values, requests, after, processes)
-            self._sends.run(connection, creation.write)
-            return creation.batch_id
         known = requests if isinstance(requests, list | tuple) else ()
-        with ObservedSend(known, "create_batch") as sending:
+        with observing_send(known, "create_batch") as sending:
             creation = self._creation(values, requests, after, processes)
             self._sends.run(connection, creation.write)
             sending.sent([creation.batch_id], creation.total)

@@ -5,12 +5,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from cmdbus import instruments
 from cmdbus.checks import check_id, check_operator, check_text, check_whole
 from cmdbus.errors import InvalidOperationError, ProcessNotFoundError
 from cmdbus.forwarding import default_headers
 from cmdbus.headers import encode_with_defaults
-from cmdbus.instrument_hooks import ObservedSend
+from cmdbus.instrument_hooks import observing_send
 from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.arguments import check_latest, check_remark
 from cmdbus.producer.connections import Connections
@@ -59,10 +58,8 @@ class Processes:
         """
         request = ProcessRequest(domain, type, state, process_id, version, headers)
         batch = None if batch_id is None else check_id("batch_id", batch_id)
-        if not instruments.installed:
-            return self._start_process(request, batch, connection)
-        start = SendRequest(domain, START, correlation_id=process_id, headers=headers)
-        with ObservedSend([start], "start_process") as sending:
+        first = SendRequest(domain, START, correlation_id=process_id, headers=headers)
+        with observing_send([first], "start_process") as sending:
             started = self._start_process(request, batch, connection)
             sending.sent([started])
         return started
@@ -207,10 +204,7 @@ class Processes:
             "signal_id": new_id(),
             **check_remark(operator, reason),
         }
-        if not instruments.installed:
-            self._signal(id_, values, connection)
-            return
-        with ObservedSend([], "signal_process") as sending:
+        with observing_send([], "signal_process") as sending:
             self._signal(id_, values, connection)
             sending.sent([id_])
 

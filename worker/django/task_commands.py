@@ -9,12 +9,11 @@ from uuid import UUID
 from django.db import connections
 from psycopg.errors import InsufficientPrivilege
 
-from cmdbus import instruments
 from cmdbus.data import MAX_BYTES
 from cmdbus.database.pool import Connection
 from cmdbus.django.results import TaskRow
 from cmdbus.forwarding import default_headers
-from cmdbus.instrument_hooks import ObservedSend
+from cmdbus.instrument_hooks import observing_send
 from cmdbus.integrations.callers_connection import session_of
 from cmdbus.producer.ids import new_id
 from cmdbus.producer.requests import SendRequest, SendRules
@@ -33,17 +32,12 @@ class TaskCommands:
 
     def send(self, request: SendRequest) -> tuple[UUID, datetime | None]:
         """In one round trip. See `Sender.send_dated`."""
-        if not instruments.installed:
-            return self._write(request)
-        with ObservedSend([request], "send") as sending:
-            command_id, sent_at = self._write(request)
+        with observing_send([request], "send") as sending:
+            command = self._rules.check(request, new_id(), default_headers())
+            with self._session("producer") as session:
+                command_id, sent_at = self._sender.send_dated(session, command)
             sending.sent([command_id])
         return command_id, sent_at
-
-    def _write(self, request: SendRequest) -> tuple[UUID, datetime | None]:
-        command = self._rules.check(request, new_id(), default_headers())
-        with self._session("producer") as session:
-            return self._sender.send_dated(session, command)
 
     def read(self, domains: Iterable[str], command_id: UUID) -> TaskRow | None:
         """In one round trip."""

@@ -1,15 +1,14 @@
 """What a handler can do with the batch of its command."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from uuid import UUID
 
-from cmdbus import instruments
 from cmdbus.checks import check_iterable
 from cmdbus.data import MAX_BYTES
 from cmdbus.database.executor import Executor
-from cmdbus.instrument_hooks import ObservedSend
+from cmdbus.instrument_hooks import observing_send
 from cmdbus.payloads.forms import Encoder
 from cmdbus.producer.batch_requests import check_joined
 from cmdbus.producer.bulk_send import BulkSend
@@ -40,15 +39,14 @@ class HandlerBatch:
         given = list(check_iterable("requests", requests, "SendRequests"))
         if not given:
             return []
-        if not instruments.installed:
-            return self._add(given)
-        with ObservedSend(given, "batch.add") as sending:
-            ids = self._add(given)
+        with observing_send(given, "batch.add") as sending:
+            bulk = BulkSend(given)
+            self._write(bulk)
+            ids = bulk.ids
             sending.sent(ids)
         return ids
 
-    def _add(self, requests: Sequence[SendRequest]) -> list[UUID]:
-        bulk = BulkSend(requests)
+    def _write(self, bulk: BulkSend) -> None:
         connection = self._open_transaction()
         # After an error the transaction stays usable.
         with connection.transaction():
@@ -62,7 +60,6 @@ class HandlerBatch:
             check_joined(self.batch_id, refusal, "commands")
             sender = _sender(self._statements.schema)
             sender.write(connection, bulk, self._rules.check, None, self.batch_id)
-        return bulk.ids
 
 
 @cache
