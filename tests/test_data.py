@@ -14,6 +14,7 @@ import pytest
 from cmdbus import Command, Undecodable
 from cmdbus.command import received
 from cmdbus.data import MAX_DEPTH, decode, encode
+from cmdbus.headers import Headers
 
 
 def nested(depth: int, wrap: Callable[[object], object]) -> object:
@@ -109,6 +110,7 @@ def test_a_received_command_equals_one_that_was_made_and_is_as_frozen() -> None:
         "correlation_id": uuid4(),
         "reply_to": None,
         "created_at": datetime.now(UTC),
+        "headers": Headers({"tenant": "acme"}),
     }
     one, other = received(*values.values()), Command(**values)
     assert (type(one), one, hash(one), repr(one)) == (Command, other, hash(other), repr(other))
