@@ -71,6 +71,7 @@ class WorkerThread:
         #: on. Ended by `end`.
         self.work: Work | None = None
         self.given_up = False
+        self._frames: list[traceback.FrameSummary] = []
         #: It ends, as there are too many threads.
         self.is_surplus = False
         #: It takes part only if it gets a session at its start.
@@ -151,10 +152,22 @@ class WorkerThread:
         with self._lock:
             if self.work is None or self.given_up or self.work.due > now:
                 return None
+            # First: a handler that asks for it finds out that it was given up, and ends.
+            self._frames = self._current_frames()
             self.given_up = True
             return self.work
 
     def stack(self) -> str:
-        """With source lines; empty if the thread has ended."""
+        """That of the moment at which it was given up, with source lines."""
+        return "".join(traceback.StackSummary.from_list(self._frames).format())
+
+    def _current_frames(self) -> list[traceback.FrameSummary]:
+        """The innermost last; no file is read."""
         frame = sys._current_frames().get(self.thread.ident or 0)
-        return "" if frame is None else "".join(traceback.format_stack(frame))
+        if frame is None:
+            return []
+        found = [
+            traceback.FrameSummary(f.f_code.co_filename, line, f.f_code.co_name, lookup_line=False)
+            for f, line in traceback.walk_stack(frame)
+        ]
+        return found[::-1]
