@@ -141,8 +141,6 @@ def test_what_was_claimed_ahead_goes_back_uncharged_and_without_an_event(
         assert len(other.calls) == 101
         assert {kind for id_ in ids[101:] for kind in kinds(bus, id_)} == {"SENT"}
         assert {found(bus, id_).attempts for id_ in ids[101:]} == {0}
-        denied = worker.metrics()["cmdbus_breaker_denied_total"]
-        assert isinstance(denied, int) and denied > 0
         bus.breakers.close("stripe")
         eventually(lambda: len(bus.query(status="COMPLETED", limit=300)) == 201)
 
