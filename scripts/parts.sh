@@ -37,8 +37,8 @@ run_in_parts() {
     begin fleets "$fleets" "${first[@]}"
     begin more-fleets "$fleets" "${second[@]}"
     begin others-a-e "$others" "$tests"/apps/*/test_*.py "$tests"/test_[a-e]*.py
-    begin others-f-q "$others" "$tests"/test_[f-q]*.py
-    run_part "$others" "$tests"/test_[r-z]*.py || failures+=" others-r-z"
+    begin others-f-re "$others" "$tests"/test_[f-q]*.py "$tests"/test_r[a-e]*.py
+    run_part "$others" "$tests"/test_r[f-z]*.py "$tests"/test_[s-z]*.py || failures+=" others-ri-z"
     for place in "${!names[@]}"; do
         wait "${pids[place]}" || failures+=" ${names[place]}"
         say "${names[place]}"
