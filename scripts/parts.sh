@@ -37,8 +37,9 @@ run_in_parts() {
     begin fleets "$fleets" "${first[@]}"
     begin more-fleets "$fleets" "${second[@]}"
     begin others-a-e "$others" "$tests"/apps/*/test_*.py "$tests"/test_[a-e]*.py
-    begin others-f-re "$others" "$tests"/test_[f-q]*.py "$tests"/test_r[a-e]*.py
-    run_part "$others" "$tests"/test_r[f-z]*.py "$tests"/test_[s-z]*.py || failures+=" others-ri-z"
+    begin others-f-ren "$others" "$tests"/test_[f-q]*.py "$tests"/test_ra*.py "$tests"/test_re[a-n]*.py
+    run_part "$others" "$tests"/test_re[o-z]*.py "$tests"/test_r[f-z]*.py "$tests"/test_[s-z]*.py ||
+        failures+=" others-rep-z"
     for place in "${!names[@]}"; do
         wait "${pids[place]}" || failures+=" ${names[place]}"
         say "${names[place]}"
