@@ -81,7 +81,7 @@ def test_it_grows_while_commands_wait_and_shrinks_when_none_are_left(
         eventually(lambda: executing_threads() == 4)
         eventually(lambda: sessions(dsn) >= 4)
         await_drained(bus)
-        eventually(lambda: threads_of(worker).now == 1, 30)
+        eventually(lambda: threads_of(worker).now == 1)
         assert threads_of(worker).reason is StepReason.THREADS_IDLE
         eventually(lambda: executing_threads() == 1)
         eventually(lambda: sessions(dsn) <= 1 + HEADROOM + STANDALONE)

@@ -83,6 +83,18 @@ def test_without_work_it_has_the_least(start: int) -> None:
     assert policy.reason is (StepReason.THREADS_IDLE if start == 32 else StepReason.STARTED)
 
 
+@pytest.mark.parametrize("threads", [2, 3, 4, 9])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.55, 0.57, 0.59])
+def test_its_threads_end_however_many_were_busy_before_the_work_ended(
+    threads: int, share: float
+) -> None:
+    """The last window with commands may show nearly all of them busy."""
+    ending, idle = Plant(io=0.02, arrivals=share * threads / 0.02), Plant(io=0.02, arrivals=0)
+    policy = ThreadPolicy(ThreadRange(1, threads), threads)
+    run(policy, lambda second: ending if second < 4 else idle, 60, noise=0.0)
+    assert policy.threads == 1
+
+
 def test_a_load_that_some_threads_can_take_gets_as_many() -> None:
     """150 a second, of which each takes 20 ms, keep three busy."""
     for start in (1, 32):

@@ -178,6 +178,8 @@ class ThreadPolicy:
                 self._begin_anew()
             self._step(needed, StepReason.THREADS_IDLE)
             self._idle_since, self._idle_peak = self._now - _IDLE_SECONDS / 2, 0.0
+        else:
+            self._idle_since, self._idle_peak = self._now, 0.0
 
     def _begin_anew(self) -> None:
         """What has failed may help another load."""
