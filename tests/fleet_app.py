@@ -33,6 +33,8 @@ signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 _QUICK = RetryPolicy(max_attempts=5, backoff=(0.05,))
 _leaked: list[bytes] = []
+#: The number at which Iterate waits.
+HELD_AT = 45
 
 
 @registry.handler("shop", "Noop")
@@ -65,9 +67,15 @@ def wait(command: Command, context: Context) -> None:
 
 @registry.handler("shop", "Iterate")
 def iterate(command: Command, context: Context) -> None:
-    """An effect for each number of its data, with a checkpoint after each 10th; the next execution
-    goes on after 30, or if the process stops."""
-    for n, number in enumerate(range(context.resumed or 0, command.data), 1):
+    """An effect for each number up to its `count`, with a checkpoint after each 10th; the next
+    execution goes on after 30, or if the process stops. At HELD_AT it writes its process id into
+    the file `held`, if there is one, and waits until that is gone."""
+    for n, number in enumerate(range(context.resumed or 0, command.data["count"]), 1):
+        held = Path(command.data["held"])
+        while number == HELD_AT and held.exists():
+            with suppress(FileNotFoundError), held.open("r+") as file:  # It is not made anew.
+                file.write(str(os.getpid()))
+            time.sleep(0.02)
         context.connection.execute(
             "INSERT INTO effect VALUES (%s, %s)", (command.command_id, number)
         )

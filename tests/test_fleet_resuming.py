@@ -1,7 +1,7 @@
 """A handler that goes on from its checkpoints, in a fleet that is killed, reloaded and stopped."""
 
 import signal
-from functools import partial
+from pathlib import Path
 
 import pytest
 from eventually import eventually
@@ -14,13 +14,16 @@ pytestmark = pytest.mark.fleet(procs=2, threads=2)
 NUMBERS = 200
 
 
-def test_each_row_is_written_once_whatever_stops_the_process_that_iterates(fleet: Fleet) -> None:
+def test_each_row_is_written_once_whatever_stops_the_process_that_iterates(
+    fleet: Fleet, tmp_path: Path
+) -> None:
     """Checkpoints and rows share their transactions."""
-    [sent] = fleet.send("Iterate", data=NUMBERS)
-    await_rows = partial(_await_rows, fleet)
-    await_rows(30)
-    kill(eventually(lambda: fleet.executing("Iterate")))
-    await_rows(60)
+    held = tmp_path / "held"
+    held.touch()
+    [sent] = fleet.send("Iterate", data={"count": NUMBERS, "held": str(held)})
+    kill(int(eventually(held.read_text)))
+    held.unlink()
+    _await_rows(fleet, 60)
     before = fleet.pids()
     fleet.send_signal(signal.SIGHUP)
     fleet.await_successors(before.values())
@@ -29,11 +32,11 @@ def test_each_row_is_written_once_whatever_stops_the_process_that_iterates(fleet
     assert written == [(number, 1) for number in range(NUMBERS)]
     kinds = fleet.query("SELECT DISTINCT kind FROM cmdbus.event WHERE command_id = %s", sent)
     assert kinds == [("LOST",)], "giving it back leaves no event"
-    _stop_while_it_iterates(fleet)
+    _stop_while_it_iterates(fleet, held)
 
 
-def _stop_while_it_iterates(fleet: Fleet) -> None:
-    [sent] = fleet.send("Iterate", data=10**6)
+def _stop_while_it_iterates(fleet: Fleet, held: Path) -> None:
+    [sent] = fleet.send("Iterate", data={"count": 10**6, "held": str(held)})
     _await_rows(fleet, NUMBERS + 40)
     assert fleet.stop() == Exit.DONE, "nothing had to be killed"
     command = "SELECT status, attempts, checkpoint::text FROM cmdbus.command WHERE command_id = %s"
