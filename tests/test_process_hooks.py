@@ -140,12 +140,12 @@ def test_each_worker_process_starts_once_and_stops_once(fleet: Fleet, tmp_path: 
     fleet.await_saying("the commands of quarantine, pid")
     assert fleet.stop() == 0
     killed = {first[0], *pids_of(fleet, r"worker \d, pid (\d+), was killed by SIGABRT")}
-    quarantine = pids_of(fleet, r"quarantine starts, pid (\d+), generation 1")
+    [alone] = pids_of(fleet, r"quarantine, pid (\d+), was killed by SIGABRT")
     seen = {pid: trace.replace("command ", "") for pid, trace in traces(tmp_path).items()}
     whole = "first second stopped closed "
     for pid in {*first.values(), *second.values(), *third.values()}:
         assert seen.pop(pid) == ("first second " if pid in killed else whole)
-    assert seen.pop(quarantine[0]) == "first second "
+    assert seen.pop(alone) == "first second "
     assert set(seen.values()) == {whole}
 
 
