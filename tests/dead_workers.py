@@ -13,6 +13,7 @@ from cmdbus import RetryPolicy, TransientCommandError
 from cmdbus.board.board import Board
 from cmdbus.worker.claims.claim import Claim, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.claims.settlement_log import SettlementLog
 from cmdbus.worker.pipeline.in_flight import Entry, EntryState, InFlight
 from cmdbus.worker.steward.attribution import Attribution
 from cmdbus.worker.steward.rescue import Rescued, rescue
@@ -87,7 +88,10 @@ def rescued(dsn: str, attribution: Attribution, within: float = 10.0) -> Rescued
     with connect(dsn, options="-c lock_timeout=100ms") as connection:
         steward = ClaimStatements("cmdbus", 30)
         steward.register(connection, "steward")
-        return rescue(connection, steward, REGISTRY, attribution, within=within)
+        log = SettlementLog()
+        result = rescue(connection, steward, REGISTRY, attribution, log, within)
+    log.write()
+    return result
 
 
 def ids(claims: tuple[Claim, ...] | list[Claim]) -> set[UUID]:

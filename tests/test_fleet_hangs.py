@@ -97,7 +97,7 @@ def test_a_command_that_crashes_its_process_is_found_among_innocent_ones(fleet: 
     assert "it ran alone, and its process" in segfault[1]
     assert "SIGSEGV" in segfault[1]
     assert details_of(segfault)["signal"] == signal.SIGSEGV
-    assert fleet.logged("the commands of quarantine, pid")
+    fleet.await_saying("the commands of quarantine, pid", 3)
     assert "in segfault" in details_of(segfault)["stack"]
     assert details_of(segfault)["stack"].count("most recent call first") == 1
     assert details_of(abort)["signal"] == signal.SIGABRT

@@ -26,6 +26,7 @@ from cmdbus.board.board import Board
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.records import Phase
 from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.claims.settlement_log import SettlementLog
 from cmdbus.worker.pipeline.adoption import Adoption
 from cmdbus.worker.steward.attribution import Attribution
 from cmdbus.worker.steward.rescue import Rescued, rescue
@@ -60,7 +61,7 @@ def test_claims_on_the_board_are_released_however_many_rows_there_are(
         gone.start(started)
         steward = ClaimStatements("cmdbus", 30)
         with crowded(connection, "others", lambda: steward.claimed(connection)):
-            result = rescue(connection, steward, REGISTRY, gone.death())
+            result = rescue(connection, steward, REGISTRY, gone.death(), SettlementLog())
             assert Adoption(gone.statements, gone.in_flight, 0).orphans(connection, set()) == []
     assert (ids(result.released), ids(result.lost)) == (ids([claimed]), ids([started]))
     assert result.sessions_ended and not result.left
@@ -290,9 +291,8 @@ def test_a_workers_rights_suffice_for_what_is_in_the_tables(dsn: str, bus: Comma
         gone.start(claimed)
         gone.session.close()
         eventually(lambda: not rows(dsn, f"SELECT 1 {SESSIONS}"))  # which it may not end
-        assert ids(rescue(connection, gone.statements, REGISTRY, gone.death()).lost) == ids(
-            [claimed]
-        )
+        result = rescue(connection, gone.statements, REGISTRY, gone.death(), SettlementLog())
+        assert ids(result.lost) == ids([claimed])
 
 
 def test_another_schemas_worker_of_the_same_number_is_left_alone(dsn: str, bus: CommandBus) -> None:

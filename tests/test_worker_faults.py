@@ -217,7 +217,7 @@ def test_an_instrument_that_hangs_keeps_neither_timeouts_nor_the_stop_waiting(
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
         assert worker._concurrency.threads
-        worker._concurrency.threads.unsettled.log_later(lambda: ends.wait(20))
+        worker._concurrency.threads.unsettled.log.add(lambda: ends.wait(20))
         assert bus.wait("payments", hung, 5).error_code == "TIMEOUT"
         gate.open.set()
         worker.stop(timeout=0.1)

@@ -65,7 +65,7 @@ class Drain:
             self._threads.cut_all()
             self._connection.close()
             left = self._deadline - time.monotonic()
-            self._threads.unsettled.log_last(max(RELEASE_SECONDS, left))
+            self._threads.unsettled.log.write_last(max(RELEASE_SECONDS, left))
         return self._abandoned + self._adoption.unresolved_count
 
     def _settle_all(self) -> None:

@@ -110,7 +110,7 @@ class Housekeeping:
                     self._release_stale,
                     self._attend_batches,
                     self._attend_breakers,
-                    self._pipeline.unsettled.log_beside,
+                    self._pipeline.unsettled.log.write_beside,
                 ):
                     self._attempt(task)
         except BaseException as error:
@@ -222,7 +222,7 @@ class Housekeeping:
         thread.connection.abort_io()
         thread.connection.take_away()
         self._pool.replace(thread, with_lead=leads)
-        self._pipeline.unsettled.log_later(partial(logger.error, "%s\n%s", what, stack))
+        self._pipeline.unsettled.log.add(partial(logger.error, "%s\n%s", what, stack))
 
     def _renew(self) -> None:
         now = time.monotonic()

@@ -137,7 +137,7 @@ class Leader:
             thread.slot.end(time.monotonic_ns())
             if stays and not self.stopping.is_set():
                 self._queue.put_back(LEADERSHIP)
-        self._unsettled.log()
+        self._unsettled.log.write()
         return stays
 
     def _lead_once(self, thread: WorkerThread) -> bool:
@@ -291,7 +291,7 @@ class Leader:
         while waits:
             timeout = self._waiter.poll_interval + self._round_trip_seconds
             thread.work = RoundTrip(time.monotonic() + timeout)
-            self._unsettled.log()
+            self._unsettled.log.write()
             thread.slot.enter(Phase.RESTING, time.monotonic_ns(), 0)
             source = self._waiter.wait_for_work(
                 busy=self._is_busy,

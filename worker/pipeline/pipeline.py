@@ -123,7 +123,7 @@ class Pipeline:
 
     def _log(self, thread: WorkerThread) -> None:
         self._rest(thread)
-        self.unsettled.log()
+        self.unsettled.log.write()
 
     def _rest(self, thread: WorkerThread) -> None:
         thread.slot.end(time.monotonic_ns())
@@ -189,7 +189,7 @@ class Pipeline:
         else:
             self.unsettled.not_settled(execution.claim, execution.max_attempts, seconds)
         self._waiter.wake_if_waiting()
-        if self.unsettled.unlogged:
+        if self.unsettled.log:
             self._log(thread)
 
     def _give_back(self, thread: WorkerThread, entry: Entry) -> bool:
@@ -255,7 +255,7 @@ class Pipeline:
                 self.in_flight.free([entry.claim for entry in entries])
             raise
         self._waiter.wake_if_waiting()
-        if self.unsettled.unlogged:
+        if self.unsettled.log:
             self._log(thread)
         return True
 

@@ -5,11 +5,10 @@ After an error the outcomes are put back first: an outcome is here, with one thr
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
-from threading import Thread
 
 from cmdbus import instrument_hooks, instruments
 from cmdbus.board.counters import OutcomeLabel
@@ -26,6 +25,7 @@ from cmdbus.worker.claims.ends import log_end, log_not_settled
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_a_right, reason
 from cmdbus.worker.claims.settlement import settle_one
+from cmdbus.worker.claims.settlement_log import SettlementLog
 from cmdbus.worker.pipeline.in_flight import ROW_LOCKED, ROW_MISSING, InFlight
 from cmdbus.worker.pipeline.telemetry import Telemetry
 
@@ -56,45 +56,13 @@ class Unsettled:
         self._row_locked_until = 0.0
         #: The latest warning, which is not repeated.
         self._last_warning = ""
-        #: Messages about settled commands, to the log and to instruments. A handler that hangs may
-        #: hold the lock of either, which must stop neither a settlement nor the leadership.
-        self.unlogged: deque[Callable[[], object]] = deque()
-        #: That of the latest `log_beside`.
-        self._log_thread: Thread | None = None
+        self.log = SettlementLog()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def add(self, finished: Finished) -> None:
         self._waiting.append(finished)
-
-    def log_later(self, message: Callable[[], object]) -> None:
-        """Leaves the message to the next `log`."""
-        self.unlogged.append(message)
-
-    def log(self) -> None:
-        """Called by any thread that has nothing else to do."""
-        with suppress(IndexError):  # another thread has taken the last one
-            while self.unlogged:
-                self.unlogged.popleft()()
-
-    def log_beside(self) -> None:
-        """The same in a thread of its own: housekeeping, which keeps leases, waits for nothing."""
-        if self.unlogged and not (self._log_thread and self._log_thread.is_alive()):
-            thread = Thread(target=self.log, name="log", daemon=True)
-            thread.start()
-            self._log_thread = thread
-
-    def log_last(self, seconds: float) -> None:
-        """What is left, within this time."""
-        until = time.monotonic() + seconds
-        try:
-            self.log_beside()
-            while self._log_thread and self._log_thread.is_alive() and time.monotonic() < until:
-                self._log_thread.join(max(0.0, until - time.monotonic()))
-                self.log_beside()
-        except RuntimeError:  # No thread can start.
-            self.log()
 
     def put_back(self, finished: Sequence[Finished]) -> None:
         self._waiting.extendleft(reversed(finished))
@@ -172,9 +140,9 @@ class Unsettled:
                     self._in_flight.hold(finished, ROW_MISSING)
             done = [finished for finished in done if fence_of(finished.claim) not in fences]
         for finished in self._telemetry.settled(slot, done):
-            self.log_later(partial(log_end, finished))
+            self.log.add(partial(log_end, finished))
         if instruments.installed and done:
-            self.log_later(partial(instrument_hooks.settled, settled_executions(done)))
+            self.log.add(partial(instrument_hooks.settled, settled_executions(done)))
         if self.breakers is not None:
             self.breakers.settled(finished.claim for finished in done)
         self._in_flight.free([finished.claim for finished in done])
@@ -202,7 +170,7 @@ class Unsettled:
             if self.breakers is not None:
                 self.breakers.not_settled(finished.claim)
             self._in_flight.free([finished.claim])
-            self.log_later(partial(log_not_settled, finished, end))
+            self.log.add(partial(log_not_settled, finished, end))
             return
         charged = end is not OutcomeLabel.INTERRUPTED
         kind = OutcomeKind[end.name] if charged else OutcomeKind.RETRY
@@ -216,7 +184,7 @@ class Unsettled:
     ) -> None:
         """To the instruments of the process: this execution was not settled."""
         if instruments.installed:
-            self.log_later(partial(instrument_hooks.settled, [other_end(claim, end, finished)]))
+            self.log.add(partial(instrument_hooks.settled, [other_end(claim, end, finished)]))
 
     def not_settled(self, claim: Claim, max_attempts: int, seconds: float) -> None:
         """The settlement in the command's own transaction found no row."""
@@ -264,7 +232,7 @@ class Unsettled:
             message = "the outcome of a command %s (%s): trying again every %g s"
             about = finished.claim.log_fields
             log = partial(log_about, logger, level, about, message, what, why, _DEFERRED_SECONDS)
-            self.log_later(log)
+            self.log.add(log)
         self._last_warning = why
 
 

@@ -10,6 +10,7 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -36,6 +37,7 @@ from cmdbus.worker.claims.rejections import Cause, cause_of, reason
 from cmdbus.worker.claims.releasing import warn_of_release
 from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.claims.settlement import settle_one
+from cmdbus.worker.claims.settlement_log import SettlementLog
 from cmdbus.worker.steward.attribution import Attribution, attribute, begun
 from cmdbus.worker.steward.exits import Exits
 
@@ -83,10 +85,12 @@ def rescue(
     statements: ClaimStatements,
     registry: HandlerRegistry,
     attribution: Attribution,
+    log: SettlementLog,
     within: float = RESCUE_SECONDS,
 ) -> Rescued:
     """Bounded by `within` seconds, and may be repeated. The connection's own limits apply: a
-    charged command's settlement waits for its row as long as lock_timeout says."""
+    charged command's settlement waits for its row as long as lock_timeout says. The ends of
+    executions are left to `log`, also if an error ends this call."""
     deadline = time.monotonic() + within
     sessions = [
         (slot.backend_pid, slot.backend_start)
@@ -101,7 +105,7 @@ def rescue(
     if registry.breakers():
         values = {"claimer": dead, "seconds": _PROBE_PAUSE_SECONDS}
         statements.execute(connection, "give_back_probes", values)
-    rescuer = _Rescuer(connection, statements.of(dead), registry, attribution)
+    rescuer = _Rescuer(connection, statements.of(dead), registry, attribution, log)
     rescued, backoff = rescuer.rescued, Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
     rescued.left = rescuer.shown() or rescuer.claimed()
     while rescued.left and time.monotonic() < deadline:
@@ -119,6 +123,7 @@ class _Rescuer:
     statements: ClaimStatements
     registry: HandlerRegistry
     attribution: Attribution
+    log: SettlementLog
     rescued: Rescued = field(default_factory=Rescued)
     #: Claims that could not be released.
     rejected: set[Claim] = field(default_factory=set)
@@ -157,7 +162,7 @@ class _Rescuer:
         self.rescued.lost += lost & given
         self.rescued.ends += [(claim, OutcomeLabel.LOST) for claim in lost & given]
         for claim in lost & given:
-            log_lost(claim)
+            self.log.add(partial(log_lost, claim))
         self.rescued.charged += charged
         return len(given) + len(charged) == len(claims)
 
@@ -198,9 +203,10 @@ class _Rescuer:
             return False
         if not lost:
             self.rescued.ends.append((claim, OutcomeLabel[settled.outcome.kind]))
-            log_end(settled)
+            self.log.add(partial(log_end, settled))
             if instruments.installed:
-                instrument_hooks.settled(settled_executions([settled]))
+                ended = settled_executions([settled])
+                self.log.add(partial(instrument_hooks.settled, ended))
         return not lost
 
 
@@ -219,6 +225,9 @@ class RescueRound:
     rescued: Callable[[], None] = lambda: None
     #: The exits that are shown to operators.
     exits: Exits = field(default_factory=Exits)
+    #: To be written by another thread: an instrument that hangs must not keep this one from the
+    #: steward's other rounds.
+    log: SettlementLog = field(default_factory=SettlementLog)
     #: Monotonic times of the latest tries by index, of those that have not succeeded.
     _tried: dict[int, float] = field(default_factory=dict)
 
@@ -272,13 +281,14 @@ class RescueRound:
         attribution = attribute(seat, exit_record, read_stacks(self.stacks / str(seat.index)))
         rescued = Rescued()
         if seat.incarnation is not None:  # It may have claimed.
-            rescued = rescue(connection, self.statements, self.registry, attribution)
+            rescued = rescue(connection, self.statements, self.registry, attribution, self.log)
         if rescued.sessions_ended:
             charged = {fence_of(claim) for claim in rescued.charged}
             self.exits.add(seat, exit_record, attribution.stack, charged, time.monotonic())
         if rescued.sessions_ended and seat.incarnation is not None:
             name = "quarantine" if exit_record.quarantined else f"worker {seat.number}"
-            logger.info("the commands of %s, pid %s: %s", name, seat.pid, rescued)
+            message = "the commands of %s, pid %s: %s"
+            self.log.add(partial(logger.info, message, name, seat.pid, str(rescued)))
         return rescued
 
 

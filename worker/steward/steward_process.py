@@ -29,12 +29,20 @@ from cmdbus.worker.steward.maintenance import Maintenance
 from cmdbus.worker.steward.publish_round import PublishRound
 from cmdbus.worker.steward.rescue import RescueRound
 from cmdbus.worker.steward.stale_boards import StaleBoards
-from cmdbus.worker.steward.steward import ROUND_SECONDS, STATEMENT_SECONDS, Steward, connect
+from cmdbus.worker.steward.steward import (
+    ROUND_SECONDS,
+    STATEMENT_SECONDS,
+    Round,
+    Steward,
+    connect,
+)
 
 logger = logging.getLogger(__name__)
 
 #: Seconds for a statement of maintenance.
 _MAINTENANCE_SECONDS = 60.0
+#: Seconds, before the process exits, to write what is left of the rescues' log.
+_LOG_SECONDS = 1.0
 
 
 class StewardProcess:
@@ -91,11 +99,13 @@ class StewardProcess:
 
     def run(self) -> Exit:
         statements.load()
-        rounds = [self._rescue.run, self._stale_boards.run, self._breaker_watch.run]
-        self._steward.start([*rounds, self._publish.run], [self._publish.leave])
+        rescues = [self._logged(self._rescue.run), self._logged(self._stale_boards.run)]
+        rounds = [*rescues, self._breaker_watch.run, self._publish.run]
+        self._steward.start(rounds, [self._publish.leave])
         self._watch()
         self._maintenance.stop()
         self._steward.stop()
+        self._rescue.log.write_last(_LOG_SECONDS)
         return Exit.DONE
 
     def _watch(self) -> None:
@@ -107,6 +117,7 @@ class StewardProcess:
             if os.getppid() != self._node.parent:
                 os._exit(Exit.ERROR)
             if any(t.ident is not None and not t.is_alive() for t in self._threads):
+                self._rescue.log.write_last(_LOG_SECONDS)
                 os._exit(_exit_code(steward.ended_by))
             steward.abort_if_late(now)
             if now <= steward.late_at + ROUND_SECONDS:
@@ -116,6 +127,17 @@ class StewardProcess:
             with suppress(Empty):
                 self._orders.get(timeout=min(1.0, beat_seconds / 4))
                 return
+
+    def _logged(self, round_: Round) -> Round:
+        """Written in another thread, also if the round fails."""
+
+        def run(connection: Connection) -> float:
+            try:
+                return round_(connection)
+            finally:
+                self._rescue.log.write_beside()
+
+        return run
 
     def _register(self, connection: Connection) -> None:
         """Gets an incarnation of its own, and is ready."""

@@ -1,0 +1,36 @@
+"""Instruments in the processes of a fleet."""
+
+from pathlib import Path
+
+import pytest
+from eventually import eventually
+from fleet import Fleet, kill, write_app
+
+
+@pytest.mark.fleet(started=False)
+def test_one_that_hangs_keeps_the_steward_from_nothing(fleet: Fleet, tmp_path: Path) -> None:
+    """Timers and other rescues go on meanwhile, and what is left of the log is written at the
+    stop."""
+    sign = tmp_path / "hangs"
+    write_app(
+        tmp_path,
+        "from hanging_instrument import hang\n"
+        "from fleet_app import registry as registry\n"
+        f"hang({str(sign)!r})",
+    )
+    fleet.start()
+    fleet.wait_until_ready()
+    steward = fleet.steward()
+    fleet.send("Abort", max_attempts=1)
+    eventually(sign.exists, 20)
+    fleet.await_completed(fleet.send("Noop", delay=0.1))
+    ids = fleet.start_gates(1)
+    [killed] = fleet.executing("Gate")
+    kill(killed)
+    fleet.open_gate()
+    fleet.await_completed(ids)
+    assert fleet.steward() == steward
+    last = f"pid {killed}: 1 run again"
+    assert not fleet.logged(last), "it comes after what hangs"
+    assert fleet.stop() == 0
+    assert len(fleet.logged("the commands of quarantine, pid")) == len(fleet.logged(last)) == 1
