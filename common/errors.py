@@ -77,6 +77,8 @@ class SendRefusedError(CmdbusError):
     #: Of the request that a hook refused, and of others where the domain refused it.
     domain: str | None = None
     type: str | None = None
+    #: Such as "request 3 of 500", if the error is about one of several requests.
+    position: str = ""
 
     def __init__(self, code: str, message: str | None = None) -> None:
         """A code of the application's, if it has one, and a message."""
@@ -85,7 +87,9 @@ class SendRefusedError(CmdbusError):
 
     def __str__(self) -> str:
         text = f"{self.code}: {self.message}" if self.code else self.message
-        return text if self.type is None else f"{self.domain}/{self.type} is refused: {text}"
+        if self.type is not None:
+            text = f"{self.domain}/{self.type} is refused: {text}"
+        return f"{self.position}: {text}" if self.position else text
 
 
 class DuplicateCommandError(SendRefusedError):

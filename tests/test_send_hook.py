@@ -173,22 +173,26 @@ def test_a_refused_send_writes_nothing_and_names_the_command(
         yield requests[1]
 
     with CommandBus(dsn, on_send=refusing) as bus:
-        calls: list[Callable[[psycopg.Connection | None], object]] = [
-            lambda c: bus.send("payments", "Debit", "bad", connection=c),
-            lambda c: bus.send_many(requests, connection=c),
-            lambda c: bus.send_many(made(), connection=c),
-            lambda c: bus.create_batch("payments", made(), connection=c),
-            lambda c: bus.create_batch(
-                "payments", requests[:1], on_cancel=requests[1], connection=c
+        calls: list[tuple[str, Callable[[psycopg.Connection | None], object]]] = [
+            ("", lambda c: bus.send("payments", "Debit", "bad", connection=c)),
+            ("request 2 of 3: ", lambda c: bus.send_many(requests, connection=c)),
+            ("request 1401 of 1401: ", lambda c: bus.send_many(made(), connection=c)),
+            ("request 1401: ", lambda c: bus.create_batch("payments", made(), connection=c)),
+            (
+                "",
+                lambda c: bus.create_batch(
+                    "payments", requests[:1], on_cancel=requests[1], connection=c
+                ),
             ),
-            lambda c: bus.call("payments", "Debit", "bad"),
+            ("", lambda c: bus.call("payments", "Debit", "bad")),
         ]
-        for call in calls:
+        refusal = "payments/Debit is refused: NO_CREDIT: customer 7 owes 12"
+        for position, call in calls:
             for connection in (None, sender):
                 with pytest.raises(SendRefusedError) as refused:
                     call(connection)
                 error = refused.value
-                assert str(error) == "payments/Debit is refused: NO_CREDIT: customer 7 owes 12"
+                assert str(error) == f"{position}{refusal}"
                 assert (error.code, error.domain, error.type) == ("NO_CREDIT", "payments", "Debit")
         bus.send("orders", "Ship", connection=sender)
         sender.commit()

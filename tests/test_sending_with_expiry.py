@@ -99,16 +99,16 @@ def test_what_is_no_time_of_expiry_gets_one_sentence(
     dsn: str, bus: CommandBus, sender: psycopg.Connection, values: Any, sentence: str
 ) -> None:
     request = SendRequest("payments", "Debit", **values)
-    calls: list[Callable[[], object]] = [
-        lambda: bus.send("payments", "Debit", **values),
-        lambda: bus.send("payments", "Debit", **values, connection=sender),
-        lambda: bus.send_many([SendRequest("payments", "Debit"), request]),
-        lambda: bus.create_batch("payments", [request]),
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("", lambda: bus.send("payments", "Debit", **values)),
+        ("", lambda: bus.send("payments", "Debit", **values, connection=sender)),
+        ("request 2 of 2: ", lambda: bus.send_many([SendRequest("payments", "Debit"), request])),
+        ("request 1 of 1: ", lambda: bus.create_batch("payments", [request])),
     ]
-    for call in calls:
+    for position, call in calls:
         with pytest.raises(ValueError) as refused:
             call()
-        assert str(refused.value).startswith(sentence)
+        assert str(refused.value).startswith(f"{position}{sentence}")
     sender.commit()
     assert bus.query() == []
 

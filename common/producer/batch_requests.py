@@ -1,12 +1,13 @@
 """What a batch is created from: its requests, read in parts, and what it sends when it is over."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from uuid import UUID
 
 from cmdbus.checks import check_iterable
 from cmdbus.errors import BatchNotFoundError, DatabaseUnavailableError, InvalidOperationError
+from cmdbus.producer.positions import Positions
 from cmdbus.producer.requests import Outgoing, SendRequest
 
 #: Commands that are checked and written together, whatever the size of the batch.
@@ -17,23 +18,29 @@ class Source:
     """The requests of a batch."""
 
     def __init__(
-        self, requests: Iterable[SendRequest], seen: Callable[[SendRequest], SendRequest]
+        self,
+        requests: Iterable[SendRequest],
+        seen: Callable[[Sequence[SendRequest], Positions], Sequence[SendRequest]],
     ) -> None:
+        """`seen`: shows requests to the hook, and returns what it makes of them."""
         check_iterable("requests", requests, "SendRequests")
         self._is_iterator = iter(requests) is requests
         self._requests, self._seen = requests, seen
         self._begun = False
 
-    def parts(self) -> Iterator[list[SendRequest]]:
+    def parts(self) -> Iterator[tuple[Sequence[SendRequest], Positions]]:
         if self._begun and self._is_iterator:
             raise DatabaseUnavailableError(
                 "the connection ended while the batch was created, and its requests are an "
                 "iterator, which cannot be read again: nothing was written, create it again"
             )
         self._begun = True
-        requests = map(self._seen, self._requests)
+        total = len(self._requests) if isinstance(self._requests, list | tuple) else None
+        requests, before = iter(self._requests), 0
         while part := list(islice(requests, _PART)):
-            yield part
+            positions = Positions(range(before + 1, before + len(part) + 1), total)
+            yield self._seen(part, positions), positions
+            before += len(part)
 
 
 def check_joined(batch_id: UUID, refusal: str | None, what: str) -> None:

@@ -24,6 +24,7 @@ from cmdbus.producer.batch_requests import Source, encoded
 from cmdbus.producer.bulk_send import BulkSend
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.ids import new_call, new_id
+from cmdbus.producer.positions import UNNAMED
 from cmdbus.producer.process_starts import ProcessRequest, ProcessStart, start, starts_of
 from cmdbus.producer.records import (
     AuditEvent,
@@ -67,9 +68,8 @@ class BatchCreation:
         on_complete, on_cancel = map(encoded, after)
         self._values = {**values, "on_complete": on_complete, "on_cancel": on_cancel}
         # Ids of the caller's are taken now, so that the batch can send these commands later.
-        self._own = BulkSend(
-            [SendRequest(c.domain, c.type, command_id=c.command_id) for c in after if c and c.own]
-        )
+        own = [SendRequest(c.domain, c.type, command_id=c.command_id) for c in after if c and c.own]
+        self._own = BulkSend(own, positions=UNNAMED)
 
     def write(self, connection: Connection, attempt: SendAttempt) -> None:
         self._sender.wait_for_first_try(connection, attempt)
@@ -79,9 +79,9 @@ class BatchCreation:
             ):
                 return
             total = len(self._starts)
-            for part in self._source.parts():
+            for part, positions in self._source.parts():
                 call = None if attempt.number is None else new_call()
-                bulk = BulkSend(part)
+                bulk = BulkSend(part, positions=positions)
                 self._sender.write(connection, bulk, self._rules.check, call, self.batch_id)
                 total += len(part)
             for process in self._starts:
@@ -156,7 +156,7 @@ class Batches(Steering):
             "data": self._rules.encode(given["data"]),
         }
         checked = [self._after(request) for request in after]
-        source = Source(requests, self._sends.apply_hook)
+        source = Source(requests, self._sends.apply_hook_to)
         starts = starts_of(processes, self._rules)
         return BatchCreation(
             self._store, self._sender, self._rules, source, values, checked, starts

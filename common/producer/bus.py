@@ -163,7 +163,8 @@ class CommandBus(
         self, requests: Iterable[SendRequest], *, connection: CallersConnection | None = None
     ) -> list[UUID]:
         """Sends all `requests` in one transaction, or none, and returns their ids in order, with
-        those of existing commands in their places. Raises what `send` raises."""
+        those of existing commands in their places. Raises what `send` raises, and names the
+        request by its number: "request 3 of 500" is `requests[2]`."""
         given = check_iterable("requests", requests, "SendRequests")
         return self._sends.many(list(given), connection)
 

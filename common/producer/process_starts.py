@@ -13,6 +13,7 @@ from cmdbus.headers import encode_with_defaults
 from cmdbus.payloads.forms import form_of
 from cmdbus.producer.batch_requests import check_joined
 from cmdbus.producer.ids import new_call, new_id
+from cmdbus.producer.positions import Positions
 from cmdbus.producer.requests import SendRules
 from cmdbus.producer.store import AdmissionResult, Store
 
@@ -103,13 +104,15 @@ def starts_of(requests: Iterable[ProcessRequest], rules: SendRules) -> list[Proc
     deadlock."""
     brought: dict[UUID, ProcessStart] = {}
     others = []
-    for request in check_iterable("processes", requests, "ProcessRequests"):
-        process = ProcessStart.of(request, rules)
-        if request.process_id is None:
-            others.append(process)
-        elif brought.setdefault(process.process_id, process) is not process:
-            raise InvalidOperationError(
-                f"process {process.process_id} is in this call twice: give each request an id of "
-                f"its own"
-            )
+    given = list(check_iterable("processes", requests, "ProcessRequests"))
+    with Positions.of(given, "process").named(given) as each:
+        for request in each:
+            process = ProcessStart.of(request, rules)
+            if request.process_id is None:
+                others.append(process)
+            elif brought.setdefault(process.process_id, process) is not process:
+                raise InvalidOperationError(
+                    f"process {process.process_id} is in this call twice: give each request an id "
+                    f"of its own"
+                )
     return [brought[process_id] for process_id in sorted(brought)] + others

@@ -15,6 +15,7 @@ from cmdbus.integrations.callers_connection import CallersConnection
 from cmdbus.producer.bulk_send import BulkSend
 from cmdbus.producer.connections import Connections
 from cmdbus.producer.ids import new_call, new_id
+from cmdbus.producer.positions import Positions
 from cmdbus.producer.requests import Outgoing, SendRequest, SendRules
 from cmdbus.producer.send_hook import Hook, SendHook
 from cmdbus.producer.sending import SendAttempt, Sender
@@ -67,8 +68,7 @@ class SendCalls:
         if not requests:
             return []
         with observing_send(requests, "send_many") as sending:
-            if self._on_send is not None:
-                requests = [*map(self.apply_hook, requests)]
+            requests = self.apply_hook_to(requests, Positions.of(requests))
             bulk = BulkSend(requests)
             self.run(connection, self.sender.send_all, bulk, self._rules.check)
             ids = bulk.ids
@@ -77,6 +77,14 @@ class SendCalls:
 
     def apply_hook(self, request: SendRequest) -> SendRequest:
         return request if self._on_send is None else self._on_send(request)
+
+    def apply_hook_to(
+        self, requests: Sequence[SendRequest], positions: Positions
+    ) -> Sequence[SendRequest]:
+        if self._on_send is None:
+            return requests
+        with positions.named(requests, Exception) as given:
+            return [*map(self._on_send, given)]
 
     def run(
         self,

@@ -9,7 +9,7 @@ A refused send has written nothing, and a caller's transaction stays usable.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from itertools import repeat
@@ -141,11 +141,12 @@ class Sender:
         for domain, *result, _ in admitted:
             self.check_admission(domain, AdmissionResult(*result), bulk.counts[domain])
         if "key" in bulk.seldom:
-            self._check_keys(connection, bulk.requests)
+            self._check_keys(connection, bulk)
         self.identify(connection, bulk, call)
         # Checked while they are copied, so that both processes work at once.
-        commands = map(check, bulk.requests, bulk.ids, repeat(bulk.default_headers))
-        self._store.copy(connection, commands, admitted[0][-1], batch_id, bulk.seldom)
+        with bulk.positions.named(bulk.requests) as requests:
+            commands = map(check, requests, bulk.ids, repeat(bulk.default_headers))
+            self._store.copy(connection, commands, admitted[0][-1], batch_id, bulk.seldom)
         if bulk.changed:
             self._store.note_changes(connection, bulk.changed)
 
@@ -203,14 +204,17 @@ class Sender:
                 refused += self._store.rows(connection, "identify", **values, brought=brought)
         if refused:
             domain = refused[0][0]
-            raise DuplicateCommandError(domain, [id_ for d, id_, _ in refused if d == domain])
+            error = DuplicateCommandError(domain, [id_ for d, id_, _ in refused if d == domain])
+            bulk.positions.name_in(error, bulk.sent.index((domain, error.command_id)))
+            raise error
 
-    def _check_keys(self, connection: Connection, requests: Sequence[SendRequest]) -> None:
-        counts = Counter(
-            (request.domain, check_key("key", request.key))
-            for request in requests
-            if request.key is not None
-        )
+    def _check_keys(self, connection: Connection, bulk: BulkSend) -> None:
+        with bulk.positions.named(bulk.requests) as requests:
+            counts = Counter(
+                (request.domain, check_key("key", request.key))
+                for request in requests
+                if request.key is not None
+            )
         domains, keys = map(list, zip(*counts, strict=True))
         values = {"domains": domains, "keys": keys, "counts": list(counts.values())}
         [found] = self._store.rows(connection, "find_full_key", **values)
@@ -246,7 +250,9 @@ class Sender:
             hint = ": the batch was not created"
             if not is_batch:
                 hint = _hint(bulk.uniques[refused[0]].on_conflict)
-            raise DuplicateCommandError(domain, ids, unique=unique, hint=hint)
+            error = DuplicateCommandError(domain, ids, unique=unique, hint=hint)
+            bulk.positions.name_in(error, refused[0])
+            raise error
         bulk.existing = holders
 
     def check_admission(
