@@ -136,6 +136,17 @@ def waited_in_its_lane(**more: Any) -> Change:
     return made
 
 
+def claimed_again(at: float) -> Change:
+    """The last move, a claim, is taken back, and follows once more."""
+
+    def made(history: Any) -> Any:
+        claim = history.moves[-1]
+        moves = [replace(claim, at=claim.at + 0.01, what="release"), replace(claim, at=at)]
+        return replace(history, moves=[*history.moves, *moves])
+
+    return made
+
+
 FIRST = One(name="before", type="Blocks", sent=200.0, claimed=210.0, ended=220.0)
 SECOND = replace(FIRST, name="after", sent=201.0, claimed=221.0, ended=222.0)
 TOO_EARLY = replace(SECOND, claimed=219.0)
@@ -148,6 +159,7 @@ HOLDER = unique("holder", sent=200.0, claimed=210.0, ended=220.0)
 REPLACED = replace(
     HOLDER, claimed=None, row={**HOLDER.row, "status": "CANCELED", "code": "REPLACED"}
 )
+BRIEF = unique("brief", until="started", sent=200.0, claimed=210.0)
 NEXT = unique("next", sent=220.0, claimed=221.0, ended=222.0)
 #: What had the key is nowhere.
 FORGOTTEN = having(calls=[refused("nobody", began=210.0)])
@@ -192,10 +204,7 @@ BROKEN_LIMITS: dict[str, dict[str, Change]] = {
     },
     "unique-keys-have-one-holder": {
         "two hold it": having(HOLDER, replace(NEXT, sent=219.0)),
-        "it waits again with it": having(
-            unique("brief", until="started", sent=200.0, claimed=210.0, ended=220.0),
-            replace(NEXT, sent=209.0),
-        ),
+        "it waits again with it": having(replace(BRIEF, ended=220.0), replace(NEXT, sent=209.0)),
         "it holds it for 15 s": having(
             unique("long", until="15", sent=200.0, claimed=201.0, ended=202.0),
             replace(NEXT, sent=214.0),
@@ -206,6 +215,7 @@ BROKEN_LIMITS: dict[str, dict[str, Change]] = {
         "it holds another one": having(HOLDER, calls=[refused("holder", began=210.0, key="x")]),
         "it has given it up": having(HOLDER, calls=[refused("holder", began=231.0)]),
         "it was not there yet": having(HOLDER, calls=[refused("holder", began=190.0)]),
+        "it has started": having(BRIEF, calls=[refused("brief", began=231.0)]),
     },
     "only-what-waits-is-replaced": {
         "by nothing": having(REPLACED),
@@ -234,5 +244,9 @@ KEPT: Sequence[tuple[str, Change]] = (
     ("unique-keys-have-one-holder", having(HOLDER, replace(NEXT, sent=220.01))),
     ("unique-keys-have-one-holder", having(HOLDER, unique("other", key="v", sent=201.0))),
     ("only-held-keys-are-refused", having(HOLDER, calls=[refused("holder", began=210.0)])),
+    (
+        "only-held-keys-are-refused",
+        both(having(BRIEF, calls=[refused("brief", began=231.0)]), claimed_again(240.0)),
+    ),
     ("only-what-waits-is-replaced", having(REPLACED, NEXT)),
 )

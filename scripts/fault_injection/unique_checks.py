@@ -34,7 +34,7 @@ def unique_keys_have_one_holder(history: History) -> Iterator[str]:
 
 
 def only_held_keys_are_refused(history: History) -> Iterator[str]:
-    moves, ends = by_command(history.moves), _ends(history)
+    moves, ends = by_command(history.moves), _ends(history, last=True)
     rows = {row.command_id: row for row in history.rows}
     for call in history.calls:
         if call.held_by is None:
@@ -75,13 +75,15 @@ def _key_of(row: Row) -> str:
     return f"{row.domain} {row.unique_key}"
 
 
-def _ends(history: History) -> Mapping[str, Time]:
-    """Until when each command certainly has its key: a release may give it back to one that was
-    claimed."""
+def _ends(history: History, *, last: bool = False) -> Mapping[str, Time]:
+    """Until when each command certainly has its key, or may have it (`last`): a release may give
+    it back to one that was claimed."""
     moves = by_command(history.moves)
     sent = {call.name: call.began for call in history.calls}
     return {
-        row.command_id: _held_until(row, moves[row.command_id], sent.get(row.call or "", 0.0))
+        row.command_id: _held_until(
+            row, moves[row.command_id][:: -1 if last else 1], sent.get(row.call or "", 0.0)
+        )
         for row in history.rows
         if row.unique_key is not None and row.command_id in moves
     }
