@@ -17,6 +17,7 @@ from roles import role
 from cmdbus import CmdbusError, CommandBus, SchemaError
 from cmdbus.database.statements import statement
 from cmdbus.errors import MissingRightError
+from cmdbus.supervisor.cli.output import timestamp
 
 Run = Callable[..., Result]
 
@@ -217,6 +218,32 @@ def test_a_queue_that_is_dropped_stops_its_bridge_alone(
     create_queues(connection, "c")
     move_all(bridge_round(), connection)
     assert [body for body, _ in messages(pgmq_dsn, "c")] == [2]
+
+
+def test_status_shows_the_bridges_that_fail(
+    pgmq_dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    create_queues(connection, "a", "b", "c")
+    for queue, domain in (("a", "shop"), ("b", "shop"), ("c", "mail")):
+        bus.bridges.add(queue, domain, "Order")
+
+    def status(*arguments: str) -> str:
+        return done(here("status", *arguments, CMDBUS_DSN=pgmq_dsn))
+
+    assert status() == "nothing waits, nothing runs\n"
+    connection.execute("SELECT pgmq.drop_queue('a'), pgmq.drop_queue('c')")
+    bridge_round().run(connection)
+    [shop, mail] = [each for each in bus.bridges.list() if each.name != "b-in"]
+    assert shop.failed_at is not None and mail.failed_at is not None
+    lines = [
+        f"bridge {each}-in has been failing since {timestamp(at)}: "
+        f"the queue '{each}' does not exist: SELECT pgmq.create('{each}') makes it"
+        for each, at in (("a", shop.failed_at), ("c", mail.failed_at))
+    ]
+    assert status().splitlines()[1:] == lines
+    assert status("shop").splitlines()[1:] == lines[:1]
+    [failing] = json.loads(status("mail", "--json"))["bridges"]
+    assert (failing["name"], failing["error"]) == ("c-in", mail.error)
 
 
 def test_nodes_count_as_handling_the_commands_that_a_bridge_moves(

@@ -12,12 +12,21 @@ from cmdbus.breakers import BreakerState
 from cmdbus.checks import did_you_mean
 from cmdbus.selection import listed, priorities_text
 from cmdbus.supervisor.cli.options import audit_options, option, time_option
-from cmdbus.supervisor.cli.output import UNITS, Shown, age, audit_lines, state_text, table
+from cmdbus.supervisor.cli.output import (
+    UNITS,
+    Shown,
+    age,
+    audit_lines,
+    state_text,
+    table,
+    timestamp,
+)
 from cmdbus.supervisor.cli.parameters import NO_LIMIT, limit, span
 from cmdbus.supervisor.cli.session import UsageProblem, check_known, with_bus
 
 if TYPE_CHECKING:
     from cmdbus.producer.breakers import BreakerRecord
+    from cmdbus.producer.bridges import BridgeRecord
     from cmdbus.producer.bus import CommandBus
     from cmdbus.producer.records import DomainRecord, Waiting
 
@@ -32,8 +41,8 @@ _SETTINGS_HEAD = ("", "SENDS", "STATE", "DEPTH", "WARN AT", "FULL AT", "PER KEY"
 
     READY could be claimed now, LATER waits for its time, LIMITED at a limit of its
     type, TROUBLE for an operator. OLDEST is how long the first of those that are ready
-    or limited has waited. Circuit breakers that are not closed follow,
-    but those of other domains than the given ones.
+    or limited has waited. Circuit breakers that are not closed and bridges that
+    fail follow, but those of other domains than the given ones.
 
     \b
     Examples:
@@ -44,18 +53,23 @@ _SETTINGS_HEAD = ("", "SENDS", "STATE", "DEPTH", "WARN AT", "FULL AT", "PER KEY"
 @click.argument("domain", nargs=-1)
 @with_bus
 def status(bus: "CommandBus", domain: tuple[str, ...]) -> Shown:
-    found = bus.domains(*domain)
-    for name in sorted(set(domain) - {each.domain for each in found}):
+    found, bridges = bus.domains(*domain), bus.bridges.list()
+    known = {each.domain for each in found} | {each.domain for each in bridges}
+    for name in sorted(set(domain) - known):
         check_known(bus, name)
     breakers = [
         each
         for each in bus.breakers.list()
         if each.state is not BreakerState.CLOSED and _concerns(each, domain)
     ]
+    failing = [
+        each for each in bridges if each.error is not None and (not domain or each.domain in domain)
+    ]
     lines = table(_STATUS_HEAD, _rows(found), left=range(1))
     lines = lines if found else ["nothing waits, nothing runs"]
     open_ = (f"breaker {each.name} is {state_text(each)}" for each in breakers)
-    return {"domains": found, "breakers": breakers}, chain(lines, _remarks(found), open_)
+    value = {"domains": found, "breakers": breakers, "bridges": failing}
+    return value, chain(lines, _remarks(found), open_, map(_failure, failing))
 
 
 def _concerns(breaker: "BreakerRecord", domains: tuple[str, ...]) -> bool:
@@ -63,6 +77,11 @@ def _concerns(breaker: "BreakerRecord", domains: tuple[str, ...]) -> bool:
     may be anywhere."""
     bound = {name.split("/")[0] for name in breaker.covers}
     return not (domains and bound) or not bound.isdisjoint(domains)
+
+
+def _failure(bridge: "BridgeRecord") -> str:
+    since = "" if bridge.failed_at is None else f" since {timestamp(bridge.failed_at)}"
+    return f"bridge {bridge.name} has been failing{since}: {bridge.error}"
 
 
 @click.command(
