@@ -13,12 +13,12 @@ from cmdbus.worker.waiting.bridge_wakes import BridgeWakes
 from cmdbus.worker.waiting.timers import Timers
 
 
-def bridge_round() -> BridgeRound:
+def bridge_round(wakes: BridgeWakes | None = None) -> BridgeRound:
     """A node's, which knows that there are bridges."""
     statements = ClaimStatements("cmdbus", 30)
     timers = Timers(statements, [], [])
     timers.bridges = 1.0
-    wakes = BridgeWakes(lambda _: None)
+    wakes = wakes or BridgeWakes(lambda _: None)
     return BridgeRound(statements, timers, lambda: 60.0, lambda: None, wakes)
 
 

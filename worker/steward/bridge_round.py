@@ -115,8 +115,9 @@ class BridgeRound:
                 known = KnownBridge(terms)
             found[terms.name] = known
         self._listed, self._bridges = listed, found
-        inwards = [each.terms.queue for each in found.values() if each.terms.direction == "in"]
-        outwards = [each.terms.domain for each in found.values() if each.terms.direction == "out"]
+        terms_of_all = [each.terms for each in found.values()]
+        inwards = [(each.queue, each.spelled) for each in terms_of_all if each.direction == "in"]
+        outwards = [each.domain for each in terms_of_all if each.direction == "out"]
         self._wakes.watch(inwards, outwards)
 
     def _attend(self, connection: Connection, bridge: KnownBridge) -> None:

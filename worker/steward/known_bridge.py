@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cmdbus.backoff import Backoff
 from cmdbus.clock import time
 from cmdbus.priorities import HIGHEST, LOWEST
-from cmdbus.worker.waiting.bridge_wakes import channel_of
+from cmdbus.worker.waiting.bridge_wakes import channels_of
 
 #: Seconds below which a move is quick, and above which it is slow.
 _QUICK, _SLOW = 0.25, 1.0
@@ -28,7 +28,9 @@ class BridgeTerms(NamedTuple):
     """A row of list_bridges."""
 
     name: str
+    #: In lower case, and as the operator spelled it.
     queue: str
+    spelled: str
     direction: str
     domain: str
     #: The domain that gets the replies.
@@ -74,9 +76,10 @@ class KnownBridge:
 
     def hear(self, heard: Collection[str]) -> None:
         """`heard`: channels and domains, see BridgeWakes. What has failed keeps its pause."""
-        is_in = self.terms.direction == "in"
-        name = channel_of(self.terms.queue) if is_in else self.terms.domain
-        if name in heard and not self.warned:
+        terms = self.terms
+        is_in = terms.direction == "in"
+        names = channels_of(terms.queue, terms.spelled) if is_in else {terms.domain}
+        if not names.isdisjoint(heard) and not self.warned:
             self.due = 0.0
 
     def note_look(self, *, found: bool) -> None:

@@ -3,14 +3,16 @@ PGMQ notifies of them, and commands that have come to domains out of which bridg
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from itertools import starmap
 
 #: Queues of which a session hears: each notification is compared with all of them.
 _MAX_QUEUES = 1000
 
 
-def channel_of(queue: str) -> str:
-    """On which the trigger of `pgmq.enable_notify_insert` notifies; `queue` is in lower case."""
-    return f"pgmq.q_{queue}.INSERT"
+def channels_of(queue: str, spelled: str) -> Set[str]:
+    """On which the trigger of `pgmq.enable_notify_insert` notifies: the name of the table, in lower
+    case, or in versions after 1.13.0 that of the queue, as it was created."""
+    return {f"pgmq.q_{name}.INSERT" for name in (queue, spelled)}
 
 
 class BridgeWakes:
@@ -29,10 +31,12 @@ class BridgeWakes:
         #: Channels and domains, since they were taken.
         self._heard: set[str] = set()
 
-    def watch(self, queues: Iterable[str], domains: Iterable[str]) -> None:
-        """The queues and the domains out of which there are bridges now."""
+    def watch(self, queues: Iterable[tuple[str, str]], domains: Iterable[str]) -> None:
+        """The queues, in lower case and as they are spelled, and the domains out of which there are
+        bridges now."""
         self._domains = frozenset(domains)
-        self._channels = frozenset(channel_of(queue) for queue in sorted(queues)[:_MAX_QUEUES])
+        heard = sorted(queues)[:_MAX_QUEUES]
+        self._channels = frozenset().union(*starmap(channels_of, heard))
         self._subscribe(self._channels)
 
     def hear(self, names: Iterable[str]) -> bool:

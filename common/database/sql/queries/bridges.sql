@@ -22,7 +22,7 @@ ORDER BY b.name;
 
 -- name: list_bridges
 -- What a steward needs of each.
-SELECT b.name, b.queue, b.direction, b.domain, b.reply_to, b.batch_size
+SELECT b.name, b.queue, b.spelled, b.direction, b.domain, b.reply_to, b.batch_size
 FROM {schema}.bridge b
 ORDER BY b.name;
 

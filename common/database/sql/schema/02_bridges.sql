@@ -3,6 +3,9 @@ CREATE TABLE {schema}.bridge (
     name text COLLATE "C" PRIMARY KEY CHECK (name = name::{schema}.name),
     -- As PGMQ names its tables: in lower case.
     queue text COLLATE "C" NOT NULL CHECK (queue = lower(queue) AND length(queue) BETWEEN 1 AND 47),
+    -- As the operator spelled it: after version 1.13.0, PGMQ notifies by the name with which the
+    -- queue was created.
+    spelled text COLLATE "C" NOT NULL,
     -- 'in' moves messages of the queue into commands of the domain, 'out' commands into messages.
     direction text COLLATE "C" NOT NULL CHECK (direction IN ('in', 'out')),
     domain {schema}.name NOT NULL,

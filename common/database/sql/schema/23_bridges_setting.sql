@@ -71,10 +71,10 @@ BEGIN
         RETURN;
     END IF;
     INSERT INTO {schema}.bridge (
-        name, queue, direction, domain, type, reply_to, batch_size, operator, reason)
+        name, queue, spelled, direction, domain, type, reply_to, batch_size, operator, reason)
     VALUES (
-        p_name, own_queue, p_direction, p_domain, p_type, p_reply_to, p_batch_size, p_operator,
-        p_reason);
+        p_name, own_queue, p_queue, p_direction, p_domain, p_type, p_reply_to, p_batch_size,
+        p_operator, p_reason);
     PERFORM {schema}.end_change(change, 'BRIDGE_ADDED', ARRAY[p_domain]);
     -- Stewards read their timers, and with them that there is another bridge.
     PERFORM {schema}.wake_at(clock_timestamp());
