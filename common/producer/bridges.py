@@ -87,8 +87,7 @@ class BridgeOperations:
         Raises SchemaError without PGMQ, QueueNotFoundError for a queue that does not exist,
         MissingRightError if the role of the session may not do itself what the bridge is to do, and
         InvalidOperationError for a name that another bridge has, for a queue that has one in this
-        direction, and if a bridge in the other direction would move each message, or the reply to
-        it, back.
+        direction, and if other bridges would move each message, or the reply to it, back.
         """
         check_queue(queue)
         given = _checked(direction, type, reply_to)
@@ -172,6 +171,11 @@ def _refused(refusal: str, subject: str, database: str, values: dict[str, Any]) 
                 f"with bridge {subject!r} the reply to each message of the queue {queue!r} would "
                 f"be a message of that queue, and have a reply itself: let replies go to another "
                 f"queue"
+            )
+        case "circle":
+            return InvalidOperationError(
+                f"with bridge {values['name']!r} each message, or the reply to it, would come back "
+                f"without end: {subject}"
             )
     return queue_error(refusal, queue, direction, subject, database)
 
