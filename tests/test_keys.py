@@ -115,18 +115,18 @@ def test_sql_and_the_shell_send_with_a_key(dsn: str, bus: CommandBus) -> None:
 def test_what_is_no_key_gets_one_sentence(bus: CommandBus, key: Any) -> None:
     request = SendRequest("payments", "Debit", key=key)
     sentence = "key must be text of 1 to 200 characters without NUL, not "
-    for call in (
-        lambda: bus.send("payments", "Debit", key=key),
-        lambda: bus.send_many([SendRequest("payments", "Debit"), request]),
-        lambda: bus.create_batch("payments", [request]),
-        lambda: bus.create_batch("payments", [SendRequest("a", "B")], on_complete=request),
-        lambda: bus.call("payments", "Debit", key=key),
-        lambda: bus.query(key=key),
-        lambda: bus.troubleshooting.list(key=key),
+    for number, call in (
+        ("", lambda: bus.send("payments", "Debit", key=key)),
+        ("request 2 of 2: ", lambda: bus.send_many([SendRequest("payments", "Debit"), request])),
+        ("request 1 of 1: ", lambda: bus.create_batch("payments", [request])),
+        ("", lambda: bus.create_batch("payments", [SendRequest("a", "B")], on_complete=request)),
+        ("", lambda: bus.call("payments", "Debit", key=key)),
+        ("", lambda: bus.query(key=key)),
+        ("", lambda: bus.troubleshooting.list(key=key)),
     ):
         with pytest.raises(ValueError) as refused:
             call()
-        assert str(refused.value).startswith(sentence)
+        assert str(refused.value).startswith(number + sentence)
         assert str(refused.value).endswith(", which has 201") == (key == "k" * 201)
     assert bus.query() == []
 
