@@ -31,6 +31,8 @@ from cmdbus import (
     SendRequest,
     Timeouts,
 )
+from cmdbus.worker.pipeline import local_queue
+from cmdbus.worker.pipeline.in_flight import Entry, EntryState
 
 
 @pytest.fixture
@@ -123,24 +125,37 @@ def test_a_node_logs_once_that_a_breaker_opens_and_once_that_it_is_closed_again(
 
 
 def test_what_was_claimed_ahead_goes_back_uncharged_and_without_an_event(
-    dsn: str, bus: CommandBus, other: OtherSide
+    dsn: str, bus: CommandBus, other: OtherSide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The first command behind which others are claimed opens the breaker."""
+    # However long the notification takes, what is claimed waits for the end of that command.
+    monkeypatch.setattr(local_queue, "_STARTED_WITHIN", 600.0)
+    ahead: list[Entry] = []
+
     def call(command: Command, context: Context) -> object:
-        if command.data == "open":
+        threads = worker._concurrency.threads
+        assert threads
+        queued = [] if ahead else threads.in_flight.in_state(EntryState.QUEUED)
+        if queued:
             board = worker._telemetry.board
             changes = board.breaker_changes
             bus.breakers.open("stripe")
             eventually(lambda: board.breaker_changes > changes)
+            ahead.extend(queued)
         return other()
 
     with running(dsn, bound_to(other, call), concurrency=1) as worker:
-        data = [*range(100), "open", *range(100)]
-        ids = bus.send_many([SendRequest("payments", "Charge", each) for each in data])
-        bus.wait("payments", ids[100], 5)
+        ids = bus.send_many([SendRequest("payments", "Charge")] * 201)
+        eventually(lambda: ahead)
         eventually(lambda: not bus.query(status="IN_PROGRESS"))
-        assert len(other.calls) == 101
-        assert {kind for id_ in ids[101:] for kind in kinds(bus, id_)} == {"SENT"}
-        assert {found(bus, id_).attempts for id_ in ids[101:]} == {0}
+        records = [found(bus, id_) for id_ in ids]
+        done = [record for record in records if record.status == "COMPLETED"]
+        kept = [record for record in records if record.status == "PENDING"]
+        assert (len(done), len(done) + len(kept)) == (len(other.calls), 201)
+        assert {entry.claim.command_id for entry in ahead} <= {each.command_id for each in kept}
+        assert {kind for each in kept for kind in kinds(bus, each.command_id)} == {"SENT"}
+        assert {each.attempts for each in kept} == {0}
+        assert worker.metrics()["cmdbus_breaker_denied_total"] == len(ahead)
         bus.breakers.close("stripe")
         eventually(lambda: len(bus.query(status="COMPLETED", limit=300)) == 201)
 
