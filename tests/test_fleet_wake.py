@@ -39,6 +39,8 @@ _WAITED = """
     SELECT max(extract(epoch FROM claimed_at - coalesce(due_at, created_at)))::float8,
         min(extract(epoch FROM claimed_at - coalesce(due_at, created_at)))::float8
     FROM cmdbus.finished WHERE domain = 'shop'"""
+#: When a node's last lease has ended, the others look whether it has left something.
+NO_LEASE_ENDS = {"visibility_timeout": 3000, "thread_timeout": 3500, "watchdog_timeout": 4000}
 
 
 @pytest.fixture
@@ -76,17 +78,16 @@ def test_one_command_is_found_by_one_look_and_at_most_one_more_is_in_vain(fleet:
         assert looks_for_one(fleet) in ([(1, 0)], [(1, 1)])
 
 
-@pytest.mark.fleet(procs=1, threads=2, poll_interval=600)
+@pytest.mark.fleet(procs=1, threads=2, poll_interval=600, **NO_LEASE_ENDS)
 def test_a_second_node_makes_one_more_vain_look(fleet: Fleet, other: Fleet) -> None:
     """Also for a command that is due later."""
-    await_rest(fleet, other)
-    fleet.await_completed(fleet.send("Noop"))
-    for delay in (None, 0.3, 0.3):
-        # Again, if a busy machine has delayed a look so far that it is repeated.
-        tried = [
-            tuple(zip(*looks_for_one(fleet, other, delay=delay), strict=True)) for _ in range(2)
-        ]
-        assert any(sum(found) == 1 and max(vain) <= 1 for found, vain in tried), tried
+    looks_for_one(fleet, other)
+    for delay in (None, 0.3):
+        seen = [looks_for_one(fleet, other, delay=delay) for _ in range(5)]
+        assert {sum(found for found, _ in both) for both in seen} == {1}
+        # A node's last look may come after the command has ended: then the next one counts it.
+        vain = [sum(vain for _, vain in of_node) for of_node in zip(*seen, strict=True)]
+        assert max(vain) <= 5 + 1, seen
 
 
 def looks_for_one(*fleets: Fleet, delay: float | None = None) -> list[tuple[int, int]]:
