@@ -151,6 +151,10 @@ class Fleet(Supervisor, SentCommands):
         """Until no worker has anything to complain of."""
         eventually(lambda: {seat.health for seat in self.workers().values()} == {"HEALTHY"}, within)
 
+    def is_at_rest(self) -> bool:
+        """All its threads wait, and senders know."""
+        return self.look().armed > 0 and all(seat.parked for seat in self.workers().values())
+
     def succeeded(self, steward: int, *, within: float = 20.0) -> int:
         """The pid of the next steward, once it is ready."""
 
@@ -270,6 +274,10 @@ def unstarted(dsn: str, path: Path, *, alone: bool = True, **options: Any) -> It
         with suppress(OSError):
             print(fleet.log.read_text(errors="replace")[-20_000:])  # shown if the test fails
         fleet.end()
+
+
+def await_rest(*fleets: Fleet) -> None:
+    eventually(lambda: all(fleet.is_at_rest() for fleet in fleets))
 
 
 def write_app(path: Path, text: str) -> None:

@@ -6,10 +6,9 @@ from itertools import pairwise
 import psycopg
 import pytest
 from eventually import eventually
-from fleet import Fleet, kill, supervised
+from fleet import Fleet, await_rest, kill, supervised
 from lane_claimer import Limit, declare
 from queries import scalar
-from test_fleet_wake import is_at_rest
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.clock import time
@@ -51,7 +50,7 @@ def test_a_rate_goes_on_at_its_times_if_a_node_is_killed(
     fleet: Fleet, other: Fleet, connection: psycopg.Connection
 ) -> None:
     declare(connection, Limit("shop Noop", starts_per_second=0.5, burst=1))
-    eventually(lambda: is_at_rest(fleet) and is_at_rest(other))
+    await_rest(fleet, other)
     noops = fleet.send("Noop", 4)
     fleet.await_completed(noops[:1])
     kill([fleet.pid, *fleet.living()])

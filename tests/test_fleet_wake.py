@@ -4,8 +4,8 @@ process claims in vain for long."""
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -13,12 +13,10 @@ import psycopg
 import pytest
 from databases import Databases
 from eventually import eventually, stays
-from fleet import Fleet, kill, supervised, write_app
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.sql import SQL, Identifier
+from fleet import Fleet, await_rest, kill, supervised, write_app
+from psycopg.conninfo import conninfo_to_dict
 from queries import scalar
 
-from cmdbus import CommandBus
 from cmdbus.board.records import Role
 from cmdbus.database.session_names import session_name
 
@@ -31,14 +29,11 @@ _SESSIONS = """
     WHERE datname = current_database() AND starts_with(application_name, 'cmdbus:')"""
 _SHARES = "SELECT count(*), sum(token) FROM cmdbus.finished GROUP BY claimer"
 _TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = %s"
-_END_LISTENERS = """
-    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-    WHERE datname = current_database() AND starts_with(application_name, 'cmdbus:')
-        AND query ~ '(^LISTEN |listening session)'"""
 _WAITED = """
     SELECT max(extract(epoch FROM claimed_at - coalesce(due_at, created_at)))::float8,
         min(extract(epoch FROM claimed_at - coalesce(due_at, created_at)))::float8
     FROM cmdbus.finished WHERE domain = 'shop'"""
+
 #: When a node's last lease has ended, the others look whether it has left something.
 NO_LEASE_ENDS = {"visibility_timeout": 3000, "thread_timeout": 3500, "watchdog_timeout": 4000}
 
@@ -49,16 +44,6 @@ def other(fleet: Fleet) -> Iterator[Fleet]:
     options = {**fleet.options, "name": "b"}
     with supervised(fleet.dsn, fleet.place, alone=False, **options) as other:
         yield other
-
-
-def await_rest(*fleets: Fleet) -> None:
-    """Until all their threads wait, and senders know."""
-    eventually(lambda: all(map(is_at_rest, fleets)))
-
-
-def is_at_rest(fleet: Fleet) -> bool:
-    view = fleet.look()
-    return view.armed > 0 and all(seat.parked for seat in fleet.workers().values())
 
 
 def looks(fleet: Fleet) -> tuple[int, int]:
@@ -118,7 +103,7 @@ def test_a_burst_wakes_every_process_though_it_is_one_notification(
     shares = [int(count) for count, _ in fleet.query(_SHARES)]
     assert len(shares) == 4 and max(shares) <= 3 * min(shares), shares
     assert sum(claims for _, claims in fleet.query(_SHARES)) == 200, "one claim for each"
-    eventually(lambda: is_at_rest(fleet) and not fleet.executing("Sleep"))
+    eventually(lambda: fleet.is_at_rest() and not fleet.executing("Sleep"))
 
 
 @pytest.mark.fleet(procs=4, threads=2, poll_interval=600)
@@ -223,74 +208,6 @@ def test_a_listener_that_is_ended_listens_again_and_looks(fleet: Fleet) -> None:
         for channel in ("cmdbus_ready", "cmdbus_due"):
             fleet.query("SELECT pg_notify(%s, %s)", channel, payload)
     fleet.await_completed(fleet.send("Noop"))
-
-
-@pytest.mark.fleet(procs=1, threads=2, poll_interval=1)
-def test_without_notifications_the_poll_finds_everything(
-    fleet: Fleet, connection: psycopg.Connection
-) -> None:
-    """Those of senders that switch them off; and while the listening session is ended again and
-    again, as the board shows."""
-    await_rest(fleet)
-    with connection.transaction():
-        connection.execute("SET LOCAL cmdbus.notify = off")
-        connection.execute("SELECT cmdbus.send('shop', 'Noop')")
-    fleet.await_completions(1)
-    with repeatedly(lambda: fleet.query(_END_LISTENERS)):
-        for _ in range(3):
-            eventually(lambda: not fleet.look().listening)
-            fleet.await_completed(fleet.send("Noop"))
-    eventually(lambda: fleet.look().listening)
-
-
-@pytest.mark.fleet(procs=1, threads=2, wake="poll", poll_interval=0.2)
-def test_a_fleet_that_polls_drains_and_its_main_threads_beat_meanwhile(fleet: Fleet) -> None:
-    """As behind a pooler without LISTEN. No heartbeat gets half as old as it may be."""
-    assert not fleet.look().listening
-    watchdog = float(str(fleet.options["watchdog-timeout"]))
-    beats: dict[int, set[int]] = {number: set() for number in fleet.workers()}
-    waiting = "SELECT count(*) FROM cmdbus.ready WHERE lease_until IS NULL"
-    while not all(len(times) > 2 for times in beats.values()):
-        if fleet.query(waiting)[0][0] < 1_000:
-            fleet.send("Noop", 2_000)
-        for number, seat in fleet.workers().items():
-            beats[number].add(seat.due or 0)
-            age = watchdog - ((seat.due or 0) / 1e9 - time.monotonic())
-            assert age < watchdog / 2, f"worker {number} has beaten {age:.1f} s ago"
-    eventually(lambda: fleet.query(waiting) == [(0,)], 20)
-    assert fleet.query("SELECT last_value FROM cmdbus.armed") == [(0,)]
-    assert fleet.query("SELECT max(token), max(attempts) FROM cmdbus.finished") == [(1, 1)]
-
-
-@pytest.mark.fleet(started=False, procs=1, threads=2)
-def test_due_commands_run_on_time_though_notifications_are_off_for_the_database(
-    fleet: Fleet, dsn: str, connection: psycopg.Connection
-) -> None:
-    database = Identifier(str(conninfo_to_dict(dsn)["dbname"]))
-    connection.execute(SQL("ALTER DATABASE {} SET cmdbus.notify = off").format(database))
-    fleet.start()
-    fleet.wait_until_ready()
-    await_rest(fleet)
-    with CommandBus(make_conninfo(dsn, options="-c cmdbus.notify=on")) as loud:
-        ids = [loud.send("shop", "Noop", delay=delay) for delay in (0.3, 0.6)]
-    fleet.await_completed(ids, within=10)
-
-
-@contextmanager
-def repeatedly(act: Callable[[], object]) -> Iterator[None]:
-    over = threading.Event()
-
-    def run() -> None:
-        while not over.wait(0.02):
-            act()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(10)
 
 
 @pytest.mark.fleet(procs=1, threads=2, visibility_timeout=1.5, statement_timeout=1)
