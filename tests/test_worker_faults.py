@@ -1,10 +1,7 @@
 """A worker whose threads hang: it gives up the command, and goes on."""
 
-import logging
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 
 import psycopg
@@ -161,92 +158,6 @@ def test_of_a_query_that_waits_for_a_lock_it_is_known_who_holds_it(
     assert blocker.startswith(f"pid {pid} (the report, role ")
     assert blocker.endswith("): LOCK TABLE effect")
     assert f"blocked_by: {blocker}" in str(event)
-
-
-class Written(logging.Handler):
-    """What was logged, under a lock that a handler may hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
-@contextmanager
-def written() -> Iterator[Written]:
-    handler, logger = Written(), logging.getLogger("cmdbus.worker")
-    logger.addHandler(handler)
-    try:
-        yield handler
-    finally:
-        logger.removeHandler(handler)
-
-
-def test_a_command_that_hangs_with_the_lock_of_the_log_is_settled(
-    dsn: str, bus: CommandBus
-) -> None:
-    """The log line of its timeout needs that lock: it comes last."""
-    gate = Gate()
-
-    def hang(command: Command, context: Context) -> None:
-        with log.lock or nullcontext():
-            gate(command, context)
-
-    registry = handling(hang, "Hang", retry=ONCE)
-    with written() as log, running(dsn, registry, concurrency=1, timeouts=LADDER):
-        hung = bus.send("payments", "Hang")
-        gate.wait_for(1)
-        record = bus.wait("payments", hung)
-        assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", "TIMEOUT")
-        assert bus.wait("payments", bus.send("payments", "Noop")).status == "COMPLETED"
-        assert not [line for line in log.lines if "failed in attempt" in line]
-        gate.open.set()
-        eventually(lambda: [line for line in log.lines if "failed in attempt 1 of 1" in line])
-
-
-def test_an_instrument_that_hangs_keeps_neither_timeouts_nor_the_stop_waiting(
-    dsn: str, bus: CommandBus
-) -> None:
-    """As an exporter does whose collector is away. No thread is free but housekeeping's, which ends
-    what hangs and renews leases."""
-    gate, ends = Gate(), threading.Event()
-    registry = handling(gate, "Hang", retry=ONCE)
-    with running(dsn, registry, concurrency=1, timeouts=LADDER) as worker:
-        hung = bus.send("payments", "Hang")
-        gate.wait_for(1)
-        assert worker._concurrency.threads
-        worker._concurrency.threads.unsettled.log.add(lambda: ends.wait(20))
-        assert bus.wait("payments", hung, 5).error_code == "TIMEOUT"
-        gate.open.set()
-        worker.stop(timeout=0.1)
-    ends.set()
-    eventually(lambda: "log" not in {thread.name for thread in threading.enumerate()})
-
-
-def test_what_a_handler_that_was_given_up_ends_with_is_not_logged(
-    dsn: str, bus: CommandBus
-) -> None:
-    """It settles nothing: housekeeping has settled it."""
-    gate = Gate()
-
-    def hang(command: Command, context: Context) -> None:
-        gate(command, context)
-        raise RuntimeError("too late")
-
-    with (
-        written() as log,
-        running(dsn, handling(hang, "Hang", retry=ONCE), concurrency=1, timeouts=LADDER),
-    ):
-        hung = bus.send("payments", "Hang")
-        gate.wait_for(1)
-        assert bus.wait("payments", hung).error_code == "TIMEOUT"
-        gate.open.set()
-        bus.wait("payments", bus.send("payments", "Noop"))
-    failures = [line for line in log.lines if "failed in attempt" in line]
-    assert len(failures) == 1 and "TIMEOUT" in failures[0], failures
-    assert "is in the troubleshooting queue" in failures[0]
 
 
 def test_all_threads_hang_and_work_goes_on(dsn: str, bus: CommandBus) -> None:
