@@ -133,7 +133,7 @@ def waiting(operation: str, domain: str | None, id: UUID) -> AbstractContextMana
 
 
 def settled(ended: Iterable[EndedExecution]) -> None:
-    """Tells all instruments of these ends, in a thread that one of them must not end."""
+    """Shows these ends to all instruments, in a thread that none of them must end."""
     for each in ended:
         for instrument in instruments.installed:
             try:

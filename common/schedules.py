@@ -169,7 +169,7 @@ def _interval(what: str, every: object) -> int:
         raise ValueError(f"{what} must be like '30s', '15m', '2h' or '1d', not {shown(every)}")
     if not 1 <= seconds <= MAX_EVERY or seconds != int(seconds):  # NaN neither
         raise ValueError(
-            f"{what} must be whole seconds from 1 to {MAX_EVERY // 86400} days, not {_told(every)}"
+            f"{what} must be whole seconds from 1 to {MAX_EVERY // 86400} days, not {_text(every)}"
         )
     return int(seconds)
 
@@ -197,10 +197,10 @@ def _jitter(where: str, jitter: object) -> float:
     if seconds is None or not 0 <= seconds <= MAX_JITTER:  # NaN neither
         raise ValueError(
             f"jitter of {where} must be seconds or a timedelta from 0 to {MAX_JITTER // 3600} "
-            f"hours, not {_told(jitter)}"
+            f"hours, not {_text(jitter)}"
         )
     return float(seconds)
 
 
-def _told(time: object) -> str:
+def _text(time: object) -> str:
     return f"{time.total_seconds():.15g} s" if isinstance(time, timedelta) else shown(time)

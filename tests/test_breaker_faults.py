@@ -161,8 +161,10 @@ def test_an_error_of_their_statements_stops_no_claims_and_is_tried_again(
         assert time.monotonic() - began < 1.0
         connection.execute(f"ALTER FUNCTION public.{functions[1]} SET SCHEMA cmdbus".encode())
         await_state(dsn, "CLOSED")
-    told = [each.getMessage() for each in caplog.records if "breakers hold" in each.getMessage()]
-    assert len(told) == 2, told
+    warnings = [
+        each.getMessage() for each in caplog.records if "breakers hold" in each.getMessage()
+    ]
+    assert len(warnings) == 2, warnings
 
 
 @contextmanager

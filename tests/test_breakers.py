@@ -123,13 +123,13 @@ def test_a_handler_cannot_have_a_breaker_that_its_registry_does_not_declare() ->
         with pytest.raises(ValueError) as refused:
             refuse()
         assert str(refused.value) == sentence
-    for wrong, said in (
+    for wrong, rule in (
         (3, "the name of one breaker, not 3"),
         (["x", "y"], r"the name of one breaker, not \['x', 'y'\]"),
         (Breaker("x"), "its name: pass 'x'"),
         ("a b", "a letter and up to 99 more"),
     ):
-        with pytest.raises(ValueError, match=f"^breaker of payments/Refund must be {said}"):
+        with pytest.raises(ValueError, match=f"^breaker of payments/Refund must be {rule}"):
             registry.register("payments", "Refund", do_nothing, breaker=wrong)  # type: ignore[arg-type]
 
 

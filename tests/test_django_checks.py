@@ -1,4 +1,4 @@
-"""`manage.py check`: what is said about cmdbus in a project, without the database."""
+"""`manage.py check`: what it reports about cmdbus in a project, without the database."""
 
 from pathlib import Path
 from typing import Any

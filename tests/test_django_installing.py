@@ -77,9 +77,9 @@ def grant(dsn: str, role: str, *rights: str) -> None:
 
 
 def test_migrate_installs_the_schema_once_and_says_so(project: str) -> None:
-    assert "schema cmdbus installed, version" in (said := migrate())
-    assert said.count("cmdbus: ") == 1
-    assert said.index("cmdbus: ") < said.index("Running migrations:")  # which may send commands
+    assert "schema cmdbus installed, version" in (output := migrate())
+    assert output.count("cmdbus: ") == 1
+    assert output.index("cmdbus: ") < output.index("Running migrations:")  # which may send commands
     assert "cmdbus: " not in beginning_of_migrate()
     assert "schema cmdbus up to date" in beginning_of_migrate(verbosity=2)
     with CommandBus(project) as bus:

@@ -36,7 +36,7 @@ from cmdbus.worker.claims.claim_statements import ClaimStatements
 
 pytestmark = pytest.mark.fleet
 
-OURS = (
+_SESSIONS = (
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
     " AND starts_with(application_name, 'cmdbus:')"
 )
@@ -87,7 +87,7 @@ def test_a_fleet_survives_restarts_and_crashes_of_its_database(
         own.stop("immediate")
         own.start()
         ids += busy(fleet)
-        backend = eventually(lambda: fleet.query(OURS))[0][0]
+        backend = eventually(lambda: fleet.query(_SESSIONS))[0][0]
         os.kill(backend, signal.SIGKILL)
         eventually(lambda: not psutil.pid_exists(backend) and is_there(own))
         fleet.await_completed(ids)
@@ -293,7 +293,7 @@ def test_sessions_that_are_terminated_are_made_anew(fleet: Fleet) -> None:
     """Those of handlers in their transactions, of leaders, and the listener's."""
     before, steward = fleet.pids(), fleet.steward()
     ids = fleet.start_gates(4)
-    for (pid,) in fleet.query(OURS):
+    for (pid,) in fleet.query(_SESSIONS):
         fleet.query("SELECT pg_terminate_backend(%s)", pid)
     fleet.open_gate()
     ids += fleet.send("Debit", 50)

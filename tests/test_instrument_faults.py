@@ -75,9 +75,9 @@ def test_an_instrument_that_fails_changes_nothing_and_is_logged_once(
             with pytest.raises(CommandFailedError, match="CLOSED: not today"):
                 bus.call("payments", "Debit", "fails")
     logged = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    ours = [message for message in logged if "instrument" in message]
-    assert len(ours) == len(set(ours)) == (4 if kind is Failing else 1), ours
-    assert all(kind.__name__ in message for message in ours)
+    failures = [message for message in logged if "instrument" in message]
+    assert len(failures) == len(set(failures)) == (4 if kind is Failing else 1), failures
+    assert all(kind.__name__ in message for message in failures)
 
 
 def test_an_instrument_that_cannot_send_what_is_left_keeps_no_other_from_it() -> None:

@@ -62,13 +62,13 @@ def test_handlers_count_while_they_run_and_once_they_have_ended(
 
 
 def test_busy_cpus_are_those_of_the_machine_that_the_process_may_use(tmp_path: Path) -> None:
-    stat, ours = tmp_path / "stat", min(os.sched_getaffinity(0))
+    stat, allowed = tmp_path / "stat", min(os.sched_getaffinity(0))
     others = max(os.sched_getaffinity(0)) + 1
 
     def show(busy: int, idle: int) -> None:
         stat.write_text(
             f"cpu  9 9 9 9 9 9 9 0 0 0\n"
-            f"cpu{ours} {busy} 0 0 {idle} 0 0 0 0 7 7\ncpu{others} 9 9 9 9 9 9 9 9 9 9\nintr 1\n"
+            f"cpu{allowed} {busy} 0 0 {idle} 0 0 0 0 7 7\ncpu{others} 9 9 9 9 9 9 9 9 9 9\nintr 1\n"
         )
 
     show(100, 100)

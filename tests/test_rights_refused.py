@@ -1,4 +1,4 @@
-"""What a role without rights is told, and a grant to no role."""
+"""The errors of a role without rights, and a grant to no role."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

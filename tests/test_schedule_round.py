@@ -86,8 +86,8 @@ def test_missed_ticks_are_sent_as_declared(
     record = only(bus)
     assert (record.left_out, record.next_tick) == (left_out, last + HOUR)
     assert (record.left_out_at is not None) == bool(left_out)
-    said = [message for message in caplog.messages if "left out" in message]
-    assert said == [f"schedule hourly: {left_out} ticks left out (missed={missed!r})"] * bool(
+    warnings = [message for message in caplog.messages if "left out" in message]
+    assert warnings == [f"schedule hourly: {left_out} ticks left out (missed={missed!r})"] * bool(
         left_out
     )
 
@@ -179,10 +179,10 @@ def test_a_schedule_that_fails_keeps_no_other_from_its_ticks(
     this = round_of()
     this.run(connection)
     assert ticks(dsn) == [("d", hours_ago(0))]
-    said = {record.name: record.last_error for record in bus.schedules.list()}
-    assert said["a"] == "not today" and said["d"] is None
-    assert said["b"] is not None and said["b"].startswith("wrong number of fields; its fields")
-    assert said["c"] == "there is no time zone 'Mars/Base' on this system"
+    errors = {record.name: record.last_error for record in bus.schedules.list()}
+    assert errors["a"] == "not today" and errors["d"] is None
+    assert errors["b"] is not None and errors["b"].startswith("wrong number of fields; its fields")
+    assert errors["c"] == "there is no time zone 'Mars/Base' on this system"
     assert len(caplog.messages) == 3
     assert this.run(connection) > 1  # It does not try them in a loop.
 

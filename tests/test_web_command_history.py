@@ -34,7 +34,7 @@ def event(seconds: float, kind: str, attempt: int | None = None, **more: Any) ->
     return AuditEvent(at=at(seconds), kind=kind, attempt=attempt, worker=worker, **more)
 
 
-def told(of: CommandRecord, *events: AuditEvent, now: float = 1000) -> list[tuple[Any, ...]]:
+def parts_of(of: CommandRecord, *events: AuditEvent, now: float = 1000) -> list[tuple[Any, ...]]:
     """Parts of the timeline: kind, begin and end in seconds, attempt."""
     audit = [event(0, "SENT"), *events]
     parts = timeline(of, executions(of, audit), audit, at(now))
@@ -49,28 +49,28 @@ def told(of: CommandRecord, *events: AuditEvent, now: float = 1000) -> list[tupl
 
 def test_a_command_that_runs_at_once() -> None:
     done = record("COMPLETED", started_at=1, finished_at=4)
-    assert told(done, event(1, "RECEIVED", 1), event(4, "COMPLETED", 1)) == [
+    assert parts_of(done, event(1, "RECEIVED", 1), event(4, "COMPLETED", 1)) == [
         ("waited", 0, 1, None),
         ("ran", 1, 4, 1),
     ]
     running = record("IN_PROGRESS", started_at=1)
-    assert told(running, event(1, "RECEIVED", 1)) == [
+    assert parts_of(running, event(1, "RECEIVED", 1)) == [
         ("waited", 0, 1, None),
         ("ran", 1, None, 1),
     ]
-    assert told(record("PENDING")) == [("waited", 0, None, None)]
+    assert parts_of(record("PENDING")) == [("waited", 0, None, None)]
     canceled = record("CANCELED", finished_at=9)
-    assert told(canceled, event(9, "CANCELED")) == [("waited", 0, 9, None)]
+    assert parts_of(canceled, event(9, "CANCELED")) == [("waited", 0, 9, None)]
 
 
 def test_a_delayed_command_is_kept_back_until_it_is_due() -> None:
-    assert told(record("PENDING", due=60), now=30) == [("later", 0, None, None)]
-    assert told(record("PENDING", due=60), now=70) == [
+    assert parts_of(record("PENDING", due=60), now=30) == [("later", 0, None, None)]
+    assert parts_of(record("PENDING", due=60), now=70) == [
         ("later", 0, 60, None),
         ("waited", 60, None, None),
     ]
     started = record("IN_PROGRESS", due=60, started_at=65)
-    assert told(started, event(65, "RECEIVED", 1)) == [
+    assert parts_of(started, event(65, "RECEIVED", 1)) == [
         ("later", 0, 60, None),
         ("waited", 60, 65, None),
         ("ran", 65, None, 1),
@@ -91,13 +91,13 @@ def test_a_retried_command_with_its_pauses() -> None:
         ("retried", 2, 5, None),
         ("ran", 5, 6, 2),
     ]
-    assert told(record("PENDING", due=16), *events, now=10) == [
+    assert parts_of(record("PENDING", due=16), *events, now=10) == [
         *begin,
         ("retried", 6, None, None),
     ]
     done = record("COMPLETED", due=16, started_at=20, finished_at=21)
     events += [event(20, "RECEIVED", 3), event(21, "COMPLETED", 3)]
-    assert told(done, *events) == [
+    assert parts_of(done, *events) == [
         *begin,
         ("retried", 6, 16, None),
         ("waited", 16, 20, None),
@@ -107,19 +107,19 @@ def test_a_retried_command_with_its_pauses() -> None:
 
 def test_time_in_troubleshooting_until_an_operator_decides() -> None:
     events = [event(1, "RECEIVED", 1), event(2, TROUBLE, 1)]
-    assert told(record("IN_TROUBLESHOOTING_QUEUE"), *events) == [
+    assert parts_of(record("IN_TROUBLESHOOTING_QUEUE"), *events) == [
         ("waited", 0, 1, None),
         ("ran", 1, 2, 1),
         ("trouble", 2, None, None),
     ]
     retried = event(50, "OPERATOR_RETRY", operator="ann")
-    assert told(record("PENDING", due=49.9999), *events, retried)[2:] == [
+    assert parts_of(record("PENDING", due=49.9999), *events, retried)[2:] == [
         ("trouble", 2, 50, None),
         ("waited", 50, None, None),
     ]
     completed = event(50, "OPERATOR_COMPLETE", operator="ann")
     done = record("COMPLETED", finished_at=50.001)
-    assert told(done, *events, completed)[2:] == [("trouble", 2, 50, None)]
+    assert parts_of(done, *events, completed)[2:] == [("trouble", 2, 50, None)]
 
 
 def test_a_loss_that_is_noticed_after_the_next_execution_has_begun() -> None:
@@ -134,7 +134,7 @@ def test_a_loss_that_is_noticed_after_the_next_execution_has_begun() -> None:
         ("a/w1", "LOST"),
         ("b/w1", "COMPLETED"),
     ]
-    assert told(done, *audit) == [("waited", 0, 1, None), ("ran", 1, 40, 1), ("ran", 40, 41, 1)]
+    assert parts_of(done, *audit) == [("waited", 0, 1, None), ("ran", 1, 40, 1), ("ran", 40, 41, 1)]
 
 
 def test_a_claim_that_was_given_back_leaves_no_event() -> None:
@@ -142,7 +142,7 @@ def test_a_claim_that_was_given_back_leaves_no_event() -> None:
     back = record("PENDING", started_at=1, due=30)
     [run] = executions(back, audit)
     assert (run.running, value_of(run)["outcome"]) == (False, None)
-    assert told(back, *audit, now=10) == [
+    assert parts_of(back, *audit, now=10) == [
         ("waited", 0, 1, None),
         ("ran", 1, 1, 1),
         ("retried", 1, None, None),
@@ -153,7 +153,7 @@ def test_a_command_that_never_ran_may_be_in_trouble() -> None:
     audit = [event(3, TROUBLE, code="NOT_CLAIMABLE", details={"reason": "NOT_CLAIMABLE"})]
     held = record("IN_TROUBLESHOOTING_QUEUE")
     assert executions(held, audit) == []
-    assert told(held, *audit) == [("waited", 0, 3, None), ("trouble", 3, None, None)]
+    assert parts_of(held, *audit) == [("waited", 0, 3, None), ("trouble", 3, None, None)]
 
 
 def test_an_execution_shows_what_its_event_has_kept() -> None:

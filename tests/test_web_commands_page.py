@@ -121,7 +121,7 @@ def test_pages_are_turned_back_and_forth(visiting: Visiting, bus: CommandBus) ->
         page.sees("250 selected")
         page.open("#/commands?after=x")
         page.sees("after must be the `next` of a search", "[role=alert]")
-        # Said by the stream, or by a request of its own if that is quicker.
+        # Shown by the stream, or by a request of its own if that is quicker.
         page.complaints[:] = [text for text in page.complaints if "400" not in text]
 
 

@@ -41,16 +41,16 @@ _DONE = {
 }
 _ASK = """const app = document.querySelector("script[type=module]").src;
 import(new URL("core/confirm.js", app)).then(({confirmAction}) => {
-    window.told = [];
-    confirmAction("pause", {target: {domain: "payments"}}, {onDone: (it) => told.push(it.done)});
+    window.done = [];
+    confirmAction("pause", {target: {domain: "payments"}}, {onDone: (it) => done.push(it.done)});
 })"""
 
 
 class Performed:
-    """Actions that note what they are told."""
+    """Actions that note their calls."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Mapping[str, Any], str]] = []
+        self.calls: list[tuple[str, Mapping[str, Any], str]] = []
         self.fields: list[object] = []
         self.error: Exception | None = None
 
@@ -60,11 +60,11 @@ class Performed:
     def pause(self, bus: CommandBus, body: Mapping[str, Any], operator: str) -> dict[str, Any]:
         if self.error is not None:
             raise self.error
-        self.told.append(("pause", body, operator))
+        self.calls.append(("pause", body, operator))
         return _DONE
 
     def resume(self, bus: CommandBus, body: Mapping[str, Any], operator: str) -> dict[str, Any]:
-        self.told.append(("resume", body, operator))
+        self.calls.append(("resume", body, operator))
         return {"done": "payments is resumed.", "undo": None, "undone": None}
 
     @property
@@ -97,8 +97,8 @@ def test_an_action_asks_says_what_it_touches_and_can_be_undone(visiting: Visitin
         page.sees("ada", "#tools")
         page.find(".toast button", "Undo").click()
         page.sees("payments is resumed.", ".toasts")
-        assert page.read("told") == ["payments is paused.", "payments is resumed."]
-    (first, paused, operator), (second, resumed, again) = performed.told
+        assert page.read("done") == ["payments is paused.", "payments is resumed."]
+    (first, paused, operator), (second, resumed, again) = performed.calls
     assert (first, second, operator, again) == ("pause", "resume", "ada", "ada")
     assert paused["target"] == resumed["target"] == {"domain": "payments"}
     assert paused["reason"] == "too many"

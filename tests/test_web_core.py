@@ -8,7 +8,7 @@ pytestmark = pytest.mark.long
 
 
 def test_figures_are_written_for_readers(page: Visit) -> None:
-    said = {
+    texts = {
         "format.duration(0)": "0 s",
         "format.duration(0.0004)": "< 1 ms",
         "format.duration(0.25)": "250 ms",
@@ -45,7 +45,7 @@ def test_figures_are_written_for_readers(page: Visit) -> None:
         "format.ago('no time')": "no time",
         "parts.words('IN_TROUBLESHOOTING_QUEUE')": "in trouble",
     }
-    assert {text: page.read(text) for text in said} == said
+    assert {text: page.read(text) for text in texts} == texts
 
 
 def test_a_time_says_the_exact_one_and_ticks(page: Visit) -> None:
@@ -66,8 +66,8 @@ def test_a_time_says_the_exact_one_and_ticks(page: Visit) -> None:
 def test_times_in_a_sentence_are_in_the_zone_of_the_viewer(page: Visit) -> None:
     assert page.read(
         """() => {
-            const said = "since 2020-01-02 03:04:05+00:00: wait until 2020-01-02 03:04:06.5+00:00.";
-            root.append(...format.localTimes(said));
+            const text = "since 2020-01-02 03:04:05+00:00: wait until 2020-01-02 03:04:06.5+00:00.";
+            root.append(...format.localTimes(text));
             const texts = [...root.querySelectorAll("time")].map((one) => one.dateTime);
             const first = format.clock("2020-01-02T03:04:05Z");
             return [...texts, root.textContent.replaceAll(first, "T")];

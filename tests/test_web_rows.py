@@ -54,7 +54,7 @@ def test_pages_keep_what_was_read_behind_the_first(page: Visit) -> None:
 
 _TABLE = """async (n) => {
     window.rows = (n, k = 0) => Array.from({length: n}, (_, i) => ({id: i, n: i * k, at: null}));
-    window.told = [];
+    window.selections = [];
     window.grid = table.table({
         label: "Commands",
         columns: [
@@ -65,7 +65,7 @@ _TABLE = """async (n) => {
         keyOf: (row) => row.id,
         link: (row) => "#/empty/" + row.id,
         selectable: true,
-        onSelect: (rows) => told.push(rows.map((row) => row.id)),
+        onSelect: (rows) => selections.push(rows.map((row) => row.id)),
         empty: parts.empty("No commands", "Send one.", "bus.send(...)"),
     });
     root.append(grid.element);
@@ -77,7 +77,7 @@ def test_a_table_is_used_by_keys(page: Visit) -> None:
     page.read(_TABLE, 3)
     for key in ("j", "j", "x", "k", "x"):
         page.tab.keyboard.press(key)
-    assert page.read("told") == [[1], [1, 0]]
+    assert page.read("selections") == [[1], [1, 0]]
     assert page.read("grid.focused().id") == 0
     page.read("grid.update(rows(3, 5))")
     assert page.read("[grid.focused().n, grid.selected().map((row) => row.n)]") == [0, [5, 0]]
@@ -101,7 +101,7 @@ def test_a_row_that_has_gone_is_not_selected_any_more(page: Visit) -> None:
     page.find("thead input").check()
     assert page.read("grid.selected().length") == 3
     page.read("grid.update(rows(1))")
-    assert page.read("[grid.selected().length, told.at(-1)]") == [1, [0]]
+    assert page.read("[grid.selected().length, selections.at(-1)]") == [1, [0]]
     page.read("grid.update([])")
     page.sees("No commands", "#view")
 

@@ -44,9 +44,9 @@ def web_server(log: Path, *command: str) -> Iterator[httpx.Client]:
 
 
 def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    said = log.read_text()
-    assert process.poll() is None, said
-    found = re.search(r"(?:unning on|server at) (http://[\w.:]+)", said)
+    text = log.read_text()
+    assert process.poll() is None, text
+    found = re.search(r"(?:unning on|server at) (http://[\w.:]+)", text)
     return found[1] if found else ""
 
 

@@ -13,7 +13,7 @@ from cmdbus.integrations.dbapi_cursors import plain_cursor
 from cmdbus.integrations.dbapi_statements import Reader, as_text, reader_of, rendered
 
 #: The errors that the bus explains. All others are raised as the driver raises them.
-_OURS = {
+_EXPLAINED = {
     error.sqlstate: error
     for error in (
         psycopg.errors.InsufficientPrivilege,
@@ -106,7 +106,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        kind = _OURS.get(sqlstate(error))
+        kind = _EXPLAINED.get(sqlstate(error))
         if kind is None or isinstance(error, psycopg.Error):
             raise
         raise kind(_message(error)) from error

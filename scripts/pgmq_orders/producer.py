@@ -52,8 +52,10 @@ def take_answers(connection: psycopg.Connection) -> int:
 def take(connection: psycopg.Connection, reply: dict[str, Any], message: int) -> None:
     outcome, result = reply["outcome"], reply["result"]
     [(number,)] = connection.execute(_ANSWERED, (outcome, message)).fetchall()
-    said = result["receipt"] if outcome == "SUCCESS" else f"{result['code']}: {result['message']}"
-    print(f"order {number}, message {message}: {outcome}, {said}")
+    summary = (
+        result["receipt"] if outcome == "SUCCESS" else f"{result['code']}: {result['message']}"
+    )
+    print(f"order {number}, message {message}: {outcome}, {summary}")
 
 
 def main(orders: int) -> None:

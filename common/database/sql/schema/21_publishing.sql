@@ -29,7 +29,7 @@ CREATE FUNCTION {schema}.is_gone(p_stopped boolean, p_published_at timestamptz) 
 LANGUAGE sql VOLATILE
 RETURN p_stopped OR p_published_at < clock_timestamp() - interval '150 seconds';
 
--- Nodes of the last day by state. Lost ones are gone, and have not said that they stop.
+-- Nodes of the last day by state. Lost ones are gone, and had not stopped before.
 CREATE FUNCTION {schema}.count_nodes() RETURNS TABLE (state text, number bigint)
 LANGUAGE sql STABLE SECURITY DEFINER
 AS $$

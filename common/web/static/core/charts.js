@@ -123,7 +123,7 @@ export function lineChart(series, { label, at = [], format = count, height = 180
   let cursor = -1;
   const x = (index) => fixed(left + (index * (width - left - right)) / Math.max(length - 1, 1));
   const figureOf = (value) => (present(value) ? format(value) : NONE);
-  // Times of whole minutes are said without seconds.
+  // Times of whole minutes are shown without seconds.
   const timeOf = (index) => (times[index] ? when(times[index]).replace(/^(\d+\D\d\d)\D00$/, "$1") : "");
 
   function draw() {

@@ -134,7 +134,7 @@ export const count = (n) => (absent(n) ? NONE : COUNT.format(n));
 /** A word with its number: 1 command, 1,204 commands. */
 export const plural = (n, one, many = one + "s") => `${count(n)} ${n === 1 ? one : many}`;
 
-/** 12.3/s; what is rarer than one in ten seconds is told by the minute or hour. */
+/** 12.3/s; rates below one in ten seconds are per minute or hour. */
 export function rate(n) {
   if (absent(n)) return NONE;
   if (n === 0) return "0/s";
