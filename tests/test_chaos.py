@@ -26,6 +26,7 @@ from fault_injection.history import (
 from fault_injection.history_reader import read_calls, read_lines, read_marks, read_server
 from fault_injection.kinds import KINDS, Needs
 from fault_injection.observing import workers_of
+from fault_injection.pacing import Pace
 from fault_injection.producers import running_after
 from fault_injection.proxy import Proxy
 from fault_injection.schedule import GROUPS, make
@@ -53,6 +54,23 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
     assert make(7, 2) != make(8, 2)
     done = run("chaos", "--seed", "7", "--minutes", "2", "--plan")
     assert done.stdout == f"{make(7, 2)}\n"
+
+
+def test_producers_pause_while_many_commands_wait(tmp_path: Path) -> None:
+    observer, producer, looks = Pace(tmp_path), Pace(tmp_path), 0
+
+    def is_stopping() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            observer.show(200)
+        return looks > 3
+
+    observer.show(201)
+    producer.keep(0.0, is_stopping)
+    assert looks == 3
+    producer.keep(0.0, is_stopping)
+    assert looks == 3
 
 
 def test_each_kind_of_fault_has_its_turn_within_two_minutes() -> None:

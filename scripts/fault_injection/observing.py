@@ -16,7 +16,9 @@ from cmdbus.board.views import BoardView
 from cmdbus.database.session_names import PATTERN
 from cmdbus.errors import BoardError
 from fault_injection.failpoints import DIRECTORY
+from fault_injection.handlers import UNHANDLED
 from fault_injection.history import Count, Sample, Stall, Stray
+from fault_injection.pacing import Pace
 from fault_injection.rig import CANARY, Rig
 
 _LOOK_S, _SCAN_S, _COUNT_S = 0.25, 1.0, 2.0
@@ -27,7 +29,8 @@ _COUNT = (
     "SELECT (SELECT count(DISTINCT command_id) FROM chaos.move),"
     " (SELECT count(*) FROM cmdbus.command),"
     " (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-    f"  AND application_name ~ '{PATTERN}')"
+    f"  AND application_name ~ '{PATTERN}'),"
+    f" (SELECT count(*) FROM cmdbus.ready WHERE claimer IS NULL AND type <> '{UNHANDLED}')"
 )
 _LIVING = (Role.WORKER, Role.STOPPING)
 
@@ -35,6 +38,7 @@ _LIVING = (Role.WORKER, Role.STOPPING)
 class Observer:
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
+        self._pace = Pace(rig.directory)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
         #: Since when a process has been what it should not be.
@@ -143,7 +147,8 @@ class Observer:
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             connection.execute("SET LOCAL lock_timeout = '1s'")
-            commands, rows, sessions = connection.execute(_COUNT).fetchall()[0]
+            commands, rows, sessions, waiting = connection.execute(_COUNT).fetchall()[0]
+        self._pace.show(waiting)
         self.counts.append(Count(at=time.time(), commands=commands, rows=rows, sessions=sessions))
 
 

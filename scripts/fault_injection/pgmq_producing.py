@@ -19,6 +19,7 @@ from psycopg.types.json import Jsonb
 
 from fault_injection.header_drawing import draw_headers
 from fault_injection.journal import Journal
+from fault_injection.pacing import Pace
 
 _WEIGHTS = {"send": 40, "batch": 10, "roll-back": 10, "take": 25}
 _KINDS = {
@@ -54,6 +55,7 @@ class PgmqProducer:
         self._queue_out: str = options["queue_out"]
         self._dice = random.Random(options["seed"])
         self._pause = 1.0 / options["calls_per_s"]
+        self._pace = Pace(Path(options["directory"]))
         self._dsn, self._journal = dsn, journal
         self._calls = 0
         self._stopping = False
@@ -73,7 +75,8 @@ class PgmqProducer:
                 with psycopg.connect(self._dsn, autocommit=True) as connection:
                     while not self._stopping:
                         ways[self._draw_way()](connection, f"{self._name}-{self._calls}")
-                        time.sleep(self._dice.expovariate(1 / self._pause))
+                        pause = self._dice.expovariate(1 / self._pause)
+                        self._pace.keep(pause, lambda: self._stopping)
             except psycopg.Error:
                 time.sleep(_AGAIN_S)
 
@@ -186,7 +189,7 @@ def _jsonb(headers: dict[str, Any] | None) -> Jsonb | None:
 
 def main() -> None:
     options = json.loads(sys.argv[1])
-    journal = Journal(Path(options["journal"]))
+    journal = Journal(Path(options["directory"]) / "journals" / options["name"])
     producer = PgmqProducer(options, os.environ["CMDBUS_DSN"], journal)
     signal.signal(signal.SIGTERM, lambda *_: producer.stop())
     producer.run()

@@ -78,12 +78,12 @@ class Producers:
             "name": name,
             "seed": producing.seed + start,
             "calls_per_s": producing.calls_per_s,
+            "directory": str(self._directory),
             # Longer than a lease, which must be renewed.
             "longest": self._plan.options.lease + 0.5,
             "domains": self._plan.domains,
             "queue_in": QUEUE_IN,
             "queue_out": QUEUE_OUT,
-            "journal": str(self._directory / "journals" / name),
         }
         module = "pgmq_producing" if producing.is_of_pgmq else "producing"
         with (self._directory / "producers.log").open("ab") as log:

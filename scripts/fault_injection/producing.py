@@ -26,6 +26,7 @@ from fault_injection.group_producing import KNOWN, GroupProducer, send_one, tran
 from fault_injection.handlers import DOMAIN, DOMAINS, UNHANDLED
 from fault_injection.journal import Journal
 from fault_injection.lane_producing import LaneProducer
+from fault_injection.pacing import Pace
 from fault_injection.selecting import TAGGED
 from fault_injection.steering import UNSURE
 from fault_injection.unique_producing import UniqueProducer
@@ -65,11 +66,19 @@ _CALL_S = 3.0
 
 class Producer:
     def __init__(
-        self, name: str, seed: int, rate: float, *, limits: Limits, dsn: str, journal: Journal
+        self,
+        name: str,
+        seed: int,
+        rate: float,
+        *,
+        pace: Pace,
+        limits: Limits,
+        dsn: str,
+        journal: Journal,
     ) -> None:
         self._name = name
         self._dice = random.Random(seed)
-        self._pause = 1.0 / rate
+        self._pause, self._pace = 1.0 / rate, pace
         self._drawing = Drawing(self._dice, limits)
         self._dsn = dsn
         self._journal = journal
@@ -112,7 +121,7 @@ class Producer:
                 way = self._dice.choices([*_WEIGHTS], [*_WEIGHTS.values()])[0]
                 self._calls += 1
                 ways[way](bus, f"{self._name}-{self._calls}")
-                time.sleep(self._dice.expovariate(1 / self._pause))
+                self._pace.keep(self._dice.expovariate(1 / self._pause), lambda: self._stopping)
 
     def _send(self, bus: CommandBus, call: str) -> None:
         request = self._drawing.request(call, 0)
@@ -269,12 +278,14 @@ class _RolledBack(Exception):
 
 def main() -> None:
     options = json.loads(sys.argv[1])
-    journal = Journal(Path(options["journal"]))
+    directory = Path(options["directory"])
+    journal = Journal(directory / "journals" / options["name"])
     dsn = os.environ["CMDBUS_DSN"]
     producer = Producer(
         options["name"],
         options["seed"],
         options["calls_per_s"],
+        pace=Pace(directory),
         limits=Limits(longest=options["longest"], domains=options["domains"]),
         dsn=dsn,
         journal=journal,

@@ -122,7 +122,7 @@ def _producer_of_pgmq(seed: int, number: int, share: float) -> Producing:
     return Producing(
         number=number,
         seed=generator.randrange(10**9),
-        calls_per_s=share * generator.randint(1, 3),
+        calls_per_s=share * generator.randint(3, 8),
         by_proxy=number == 4,
         is_of_pgmq=True,
     )
