@@ -7,15 +7,20 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 _POLL_S = 0.01
+#: The pause between two calls in `eventually` is this share of the time waited so far, within
+#: bounds: many a predicate is a query, or reads a whole board.
+_PAUSE_SHARE = 0.1
+_MAX_PAUSE_S = 0.05
 
 
 def eventually(predicate: Callable[[], Value], timeout: float = 10.0) -> Value:
     """Call `predicate` until it is true and return its value; AssertionError with the last one."""
-    deadline = time.monotonic() + timeout
+    start = time.monotonic()
     while not (value := predicate()):
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - start
+        if waited > timeout:
             raise AssertionError(f"not within {timeout:g} s; at the end it was {value!r}")
-        time.sleep(_POLL_S)
+        time.sleep(min(max(_POLL_S, waited * _PAUSE_SHARE), _MAX_PAUSE_S))
     return value
 
 
