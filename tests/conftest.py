@@ -4,7 +4,6 @@ The server is an embedded one of this checkout's own, kept between runs; with
 CMDBUS_TEST_DSN it is the one that this names (a superuser's DSN).
 """
 
-import gc
 import hashlib
 import os
 import shutil
@@ -28,6 +27,7 @@ from django_support import django_dsn as django_dsn
 from django_support import django_template as django_template
 from embedded_servers import copy_cluster
 from fleet import Fleet, make_effects, unstarted
+from garbage_collection import pytest_collection_finish as pytest_collection_finish
 from guarded import Guarded, guarded_server
 from leftovers import assert_soon_empty, children, names_in, open_files
 from pgmq_queues import pgmq_dsn as pgmq_dsn
@@ -93,12 +93,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
         if item.get_closest_marker("fleet") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_FLEETS_TIMEOUT_S))
-
-
-def pytest_collection_finish() -> None:
-    """All tests are in memory to the end: the garbage collector need not look at them again."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session")
