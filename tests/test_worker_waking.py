@@ -81,12 +81,14 @@ class Quiet:
     def __init__(self, watcher: psycopg.Connection) -> None:
         self._watcher = watcher
 
-    def __call__(self, looks: int = 50) -> None:
-        history: list[object] = []
+    def __call__(self, seconds: float = 0.5) -> None:
+        seen, since = self._look(), time.monotonic()
 
         def quiet() -> bool:
-            history.append(self._look())
-            return len(history) > looks and len(set(history[-looks:])) == 1
+            nonlocal seen, since
+            if (now := self._look()) != seen:
+                seen, since = now, time.monotonic()
+            return time.monotonic() - since > seconds
 
         eventually(quiet)
 
