@@ -186,7 +186,7 @@ def test_a_start_that_a_newer_worker_must_run_makes_no_group_fail_again(
     with replied(dsn, bus, manager) as ids:
         due = "UPDATE cmdbus.scheduled SET due_at = clock_timestamp() WHERE correlation_id = %s"
         assert connection.execute(due, (late,)).rowcount == 1
-        connection.execute("SELECT cmdbus.wake('trips')")
+        connection.execute("SELECT cmdbus.wake_at(clock_timestamp())")
         arrived = "SELECT count(*) FROM cmdbus.ready WHERE correlation_id = %s"
         eventually(lambda: scalar(connection, arrived, late))
         bus.resume("trips")

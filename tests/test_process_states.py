@@ -111,7 +111,7 @@ def test_a_state_of_a_newer_version_waits_for_newer_workers(
         for times in range(1, 5):
             eventually(partial(tried, times))
             connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
-            connection.execute("SELECT cmdbus.wake('trips')")
+            connection.execute("SELECT cmdbus.wake_at(clock_timestamp())")
         assert bus.wait("trips", reply(bus, process_id), 10).status == "COMPLETED"
     [late] = bus.query("trips", type="process:start")
     assert (late.status, late.attempts, late.error_code) == ("PENDING", 0, "STATE_TOO_NEW")
