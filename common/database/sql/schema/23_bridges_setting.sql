@@ -27,7 +27,8 @@ LANGUAGE sql STABLE
 RETURN CASE current_setting('role') WHEN 'none' THEN session_user::text
             ELSE current_setting('role') END;
 
--- Whether p_next moves what p_bridge has moved: the messages, the commands, or the replies to these.
+-- Whether p_next moves what p_bridge has moved: the messages, the commands, or the replies to
+-- these.
 CREATE FUNCTION {schema}.leads_to(p_bridge {schema}.bridge, p_next {schema}.bridge) RETURNS boolean
 LANGUAGE sql IMMUTABLE
 RETURN p_next.direction <> p_bridge.direction AND CASE p_bridge.direction
@@ -35,8 +36,8 @@ RETURN p_next.direction <> p_bridge.direction AND CASE p_bridge.direction
     ELSE p_next.domain = p_bridge.domain AND coalesce(p_next.type = p_bridge.type, true)
         OR p_next.domain = p_bridge.reply_to AND coalesce(p_next.type = 'Reply', true) END;
 
--- The names of the bridges over which what a new bridge moves would come back to it, in their order,
--- and of the fewest; NULL: it would not.
+-- The names of the bridges over which what a new bridge moves would come back to it, in their
+-- order, and of the fewest; NULL: it would not.
 CREATE FUNCTION {schema}.way_back(p_bridge {schema}.bridge) RETURNS text[]
 LANGUAGE plpgsql STABLE
 AS $$
