@@ -1,4 +1,4 @@
-# Sourced by the other scripts: the tests in five parts that run in parallel.
+# Sourced by the other scripts: the tests in six parts that run in parallel.
 
 # Set in many containers: each part of the suite would compile all tests again.
 unset PYTHONDONTWRITEBYTECODE
@@ -36,10 +36,10 @@ run_in_parts() {
     done
     begin fleets "$fleets" "${first[@]}"
     begin more-fleets "$fleets" "${second[@]}"
-    begin others-a-e "$others" "$tests"/apps/*/test_*.py "$tests"/test_[a-e]*.py
-    begin others-f-ren "$others" "$tests"/test_[f-q]*.py "$tests"/test_ra*.py "$tests"/test_re[a-n]*.py
-    run_part "$others" "$tests"/test_re[o-z]*.py "$tests"/test_r[f-z]*.py "$tests"/test_[s-z]*.py ||
-        failures+=" others-rep-z"
+    begin others-a-c "$others" "$tests"/apps/*/test_*.py "$tests"/test_[a-c]*.py
+    begin others-d-m "$others" "$tests"/test_[d-m]*.py
+    begin others-n-se "$others" "$tests"/test_[n-r]*.py "$tests"/test_s[a-e]*.py
+    run_part "$others" "$tests"/test_s[f-z]*.py "$tests"/test_[t-z]*.py || failures+=" others-sf-z"
     for place in "${!names[@]}"; do
         wait "${pids[place]}" || failures+=" ${names[place]}"
         say "${names[place]}"
