@@ -1,5 +1,6 @@
 """Forked processes of a test."""
 
+import ctypes
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -32,7 +33,10 @@ def result_of_child(say: Callable[[], str], fork: Callable[[], int] = os.fork) -
     pid = fork()
     if pid == 0:
         try:
-            os.write(writer, say().encode())
+            text = say().encode()
+            # os.write releases the GIL: in a child that C has forked, that may wait for a thread
+            # of the parent.
+            ctypes.PyDLL(None).write(writer, text, len(text))
         finally:
             os._exit(0)
     os.close(writer)

@@ -177,11 +177,11 @@ def test_unfinished_database_work_fails_the_attempt_and_costs_the_session(
 
 def fork_in_c() -> int:
     """If another thread has requested the GIL, the child, which does not have that thread, waits
-    for it forever: let the threads run, and then request nothing."""
+    for it forever: let the threads run until requests are over, and then request nothing."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(60)
     try:
-        time.sleep(0)
+        time.sleep(2 * interval)
         return int(ctypes.PyDLL(None).fork())
     finally:
         sys.setswitchinterval(interval)
