@@ -130,9 +130,10 @@ def test_cpu_is_read_of_all_processes_while_a_drain_is_steady(dsn: str) -> None:
 @pytest.mark.long
 @pytest.mark.process
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["instances", "domains"])
-def test_larger_fleets_are_compared_with_smaller_ones(dsn: str, name: str) -> None:
-    line = the_line_of(name, dsn, "--instances", "3", "--commands", "8000", within=280)
+@pytest.mark.parametrize(("name", "commands"), [("instances", 8_000), ("domains", 40_000)])
+def test_larger_fleets_are_compared_with_smaller_ones(dsn: str, name: str, commands: int) -> None:
+    """A quick machine has drained fewer before their CPU can be read."""
+    line = the_line_of(name, dsn, "--instances", "3", "--commands", f"{commands}", within=280)
     assert line["figure"] > 0 and line["baseline"] > 0
 
 
