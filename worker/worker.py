@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import random
 import socket
 import threading
 from collections.abc import Collection, Sequence
@@ -31,6 +32,7 @@ from cmdbus.worker.claims.connections import PooledConnections
 from cmdbus.worker.claims.pools import Pool, complete, open_pool, parts_of
 from cmdbus.worker.claims.rejections import lacks_a_right, reason
 from cmdbus.worker.claims.settlement import make_partitions
+from cmdbus.worker.claims.turns import beginning_anywhere
 from cmdbus.worker.concurrency import Concurrency, Threads
 from cmdbus.worker.declaring import app_of_worker, declare_and_warn
 from cmdbus.worker.drain import RELEASE_SECONDS, Drain
@@ -273,7 +275,7 @@ class Worker:
         return Setup(
             statements=self._statements,
             registry=self._registry,
-            domains=self._domains,
+            domains=beginning_anywhere(self._domains, random.random()),
             timeouts=self._timeouts,
             claim_bytes=self._claim_bytes,
             age_share=self._age_share,

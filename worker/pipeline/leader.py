@@ -13,7 +13,6 @@ One thread leads at a time; which one, the queue decides.
 """
 
 import logging
-import random
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -36,7 +35,6 @@ from cmdbus.worker.claims.claim import (
 )
 from cmdbus.worker.claims.connections import PoolExhausted
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason, was_executed
-from cmdbus.worker.claims.turns import beginning_anywhere
 from cmdbus.worker.pipeline.adoption import Adoption
 from cmdbus.worker.pipeline.batch_transitions import BatchTransitions
 from cmdbus.worker.pipeline.claim_planner import ClaimPlanner
@@ -74,9 +72,8 @@ class Leader:
     ) -> None:
         self._statements = setup.statements
         self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS
-        domains = beginning_anywhere(setup.domains, random.random())
         self._planner = ClaimPlanner(
-            setup.statements, domains, handled_types, breakers, setup.age_share
+            setup.statements, setup.domains, handled_types, breakers, setup.age_share
         )
         self._limited_types = self._planner.limited_types
         self._narrowing = Narrowing(setup.statements)

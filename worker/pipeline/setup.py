@@ -15,6 +15,7 @@ from cmdbus.worker.waiting.node_waiter import NodeWaiter
 class Setup:
     statements: ClaimStatements
     registry: HandlerRegistry
+    #: In the order of their first turns.
     domains: Sequence[str]
     timeouts: Timeouts
     #: Payload bytes that may be claimed ahead of the threads.
