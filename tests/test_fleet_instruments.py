@@ -1,4 +1,4 @@
-"""Instruments in the processes of a fleet."""
+"""What a steward has to say to its log and to instruments, and what keeps it from that."""
 
 from pathlib import Path
 
@@ -34,3 +34,36 @@ def test_one_that_hangs_keeps_the_steward_from_nothing(fleet: Fleet, tmp_path: P
     assert not fleet.logged(last), "it comes after what hangs"
     assert fleet.stop() == 0
     assert len(fleet.logged("the commands of quarantine, pid")) == len(fleet.logged(last)) == 1
+
+
+WITHOUT_A_THREAD = """
+import threading
+from pathlib import Path
+from fleet_app import registry as registry
+
+_start = threading.Thread.start
+
+def start(thread):
+    of_steward = any(each.name == "steward" for each in threading.enumerate())
+    if of_steward and thread.name == "log" and not Path({sign!r}).exists():
+        Path({sign!r}).touch()
+        raise RuntimeError("can't start new thread")
+    _start(thread)
+
+threading.Thread.start = start
+"""
+
+
+@pytest.mark.fleet(started=False, procs=1)
+def test_a_steward_that_gets_no_thread_for_its_log_writes_it_later(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    sign = tmp_path / "refused"
+    write_app(tmp_path, WITHOUT_A_THREAD.format(sign=str(sign)))
+    fleet.start()
+    fleet.wait_until_ready()
+    steward = fleet.steward()
+    fleet.send("Abort", max_attempts=1)
+    eventually(sign.exists, 20)
+    fleet.await_saying("the commands of quarantine, pid")
+    assert fleet.steward() == steward

@@ -135,7 +135,8 @@ class StewardProcess:
             try:
                 return round_(connection)
             finally:
-                self._rescue.log.write_beside()
+                with suppress(RuntimeError):  # No thread can start: the next round writes.
+                    self._rescue.log.write_beside()
 
         return run
 
