@@ -33,10 +33,10 @@ def result_of_child(say: Callable[[], str], fork: Callable[[], int] = os.fork) -
     pid = fork()
     if pid == 0:
         try:
-            text = say().encode()
+            answer = say().encode()
             # os.write releases the GIL: in a child that C has forked, that may wait for a thread
             # of the parent.
-            ctypes.PyDLL(None).write(writer, text, len(text))
+            ctypes.PyDLL(None).write(writer, answer, len(answer))
         finally:
             os._exit(0)
     os.close(writer)
