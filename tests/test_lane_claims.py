@@ -76,6 +76,41 @@ def test_no_command_overtakes_the_locked_first_one_of_an_ordered_lane(
     assert [claim.priority for claim in worker.claim(2)] == [5]
 
 
+def test_a_claim_tells_when_a_shared_rate_opens_even_if_that_is_while_it_runs(
+    connection: psycopg.Connection, worker: LaneClaimer
+) -> None:
+    """Nothing else would let the lane start."""
+    declare(connection, Limit("stripe", starts_per_second=10, burst=1, covers=SHARED))
+    send(connection)
+    assert len(worker.claim(1)) == 1
+    connection.execute(
+        """UPDATE cmdbus.shared_state SET next_start = clock_timestamp() + interval '1 h';
+        CREATE FUNCTION public.open_rate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            UPDATE cmdbus.shared_state SET next_start = clock_timestamp();
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER open_rate AFTER UPDATE ON cmdbus.lane
+        FOR EACH ROW WHEN (NEW.waits_for IS NOT NULL) EXECUTE FUNCTION public.open_rate()"""
+    )
+    send(connection, "orders Ship")
+    assert worker.claim(1) == []
+    assert worker.opens_in <= 0
+    assert [claim.type for claim in worker.claim(1)] == ["Ship"]
+
+
+def test_a_claim_at_a_full_shared_limit_tells_no_time_of_its_rate_that_is_open(
+    connection: psycopg.Connection, worker: LaneClaimer
+) -> None:
+    """The end of a command lets the lane start: there is nothing to ask for before."""
+    declare(connection, Limit("stripe", 1, starts_per_second=10, burst=1, covers=SHARED))
+    send(connection)
+    assert len(worker.claim(1)) == 1
+    send(connection, "orders Ship")
+    connection.execute("UPDATE cmdbus.shared_state SET next_start = 'epoch'")
+    assert worker.claim(1) == []
+    assert worker.opens_in == float("inf")
+
+
 @pytest.mark.parametrize("free", [1, 9])
 def test_lanes_of_a_shared_limit_take_turns(
     connection: psycopg.Connection, worker: LaneClaimer, free: int

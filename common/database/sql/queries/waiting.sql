@@ -40,7 +40,7 @@ SELECT
         ARRAY(SELECT split_part(t, ' ', 1) FROM unnest(began.types) t),
         ARRAY(SELECT split_part(t, ' ', 2) FROM unnest(began.types) t),
         ARRAY(SELECT name FROM {schema}.limit_in_force WHERE starts_per_second IS NOT NULL),
-        %(node)s, clock_timestamp()),
+        %(node)s, clock_timestamp(), clock_timestamp()),
         {schema}.next_suspect_probe(
             %(types)s::text[], %(losses)s::smallint, %(priorities)s::smallint[])),
     (SELECT extract(epoch FROM check_at - clock_timestamp()) FROM {schema}.schedule

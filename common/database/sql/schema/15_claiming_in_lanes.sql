@@ -2,7 +2,8 @@
 --
 --   claim_with_lanes             moves strays into their lanes, then claims in lanes and of ready
 --   `-- claim_in_lanes
---       |-- lock_shared          locks the states of shared limits, and returns their room
+--       |-- lock_shared          locks the states of shared limits
+--       |-- measure_shared       returns their room
 --       |-- let_wait_no_longer   gives turns to lanes that have waited for that
 --       |-- lock_lanes           locks lanes that have a turn, or whose rate lets them start
 --       |-- measure_lanes        returns their room
@@ -33,6 +34,7 @@ DECLARE
     rooms integer[] := '{}';
     starts integer[];
     began timestamptz := clock_timestamp();
+    measured timestamptz := began;
     -- Something was left to the claims of others, which have locked it or may come first.
     is_left boolean := false;
     domains text[] := p_domains;
@@ -62,8 +64,10 @@ BEGIN
         RETURN;
     END IF;
     IF cardinality(p_shared) > 0 THEN
-        rooms := {schema}.lock_shared(p_shared, p_node, p_count);
-        IF rooms IS NULL THEN
+        IF {schema}.lock_shared(p_shared, p_node) THEN
+            measured := clock_timestamp();
+            rooms := {schema}.measure_shared(p_shared, p_node, p_count, measured);
+        ELSE
             is_left := true;
             rooms := array_fill(0, ARRAY[cardinality(p_shared)]);
             SELECT coalesce(array_agg(q.domain), '{}'), coalesce(array_agg(q.type), '{}')
@@ -171,14 +175,14 @@ BEGIN
         PERFORM {schema}.count_shared_starts(p_shared, starts, p_node, present);
         -- Other nodes may have more threads when the rate lets the next one start.
         PERFORM {schema}.wake_at(clock_timestamp() + make_interval(secs => {schema}.next_opening(
-            '{}', '{}', p_shared, p_node, '-infinity')));
+            '{}', '{}', p_shared, p_node, '-infinity', measured)));
     END IF;
     last.id := -1;
     is_full := is_full OR taken >= p_count;
     last.attempts := is_full::integer;
     IF NOT is_full THEN
         last.waited := {schema}.next_opening(
-            p_domains, p_types, p_shared, p_node, '-infinity');
+            p_domains, p_types, p_shared, p_node, '-infinity', measured);
         IF is_left OR EXISTS (
             SELECT FROM unnest(p_domains, p_types) q (domain, type)
             WHERE EXISTS (SELECT FROM {schema}.turn t

@@ -52,11 +52,9 @@ CREATE FUNCTION {schema}.opening_time(
 LANGUAGE sql STABLE
 RETURN p_next_start - make_interval(secs => (p_burst - 1) / p_per_second);
 
--- Locks the states of these shared limits, in their order, and returns their room: the number of
--- commands that can take a place and start. Waits for claims that have them locked, for as long as
--- those run; NULL: one of them, whose client may have frozen, runs for longer.
-CREATE FUNCTION {schema}.lock_shared(p_names text[], p_node bigint, p_most integer)
-RETURNS integer[]
+-- Locks the states of these shared limits, in their order. Waits for claims that have them locked,
+-- for as long as those run; false: one of them, whose client may have frozen, runs for longer.
+CREATE FUNCTION {schema}.lock_shared(p_names text[], p_node bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
@@ -89,20 +87,31 @@ BEGIN
     WHERE f.name = s.name AND s.name = ANY (p_names)
         AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END
         AND s.next_start > latest.start + interval '1 ms';
-    -- Another statement: its snapshot shows what was committed before the locks were taken.
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
+-- The room of shared limits that this session has locked, at most p_most: how many commands can
+-- take a place and start. A statement of its own after the locks, as in measure_lanes.
+CREATE FUNCTION {schema}.measure_shared(
+    p_names text[], p_node bigint, p_most integer, p_now timestamptz
+) RETURNS integer[]
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
     RETURN ARRAY(
         SELECT least(
             p_most,
             CASE WHEN f.concurrency IS NOT NULL THEN f.concurrency - {schema}.count_shared(
                 f.name, f.concurrency, CASE WHEN f.per_node THEN p_node END) END,
-            {schema}.starts_allowed(s.next_start, f.starts_per_second, f.burst, clock_timestamp()))
+            {schema}.starts_allowed(s.next_start, f.starts_per_second, f.burst, p_now))
         FROM unnest(p_names) WITH ORDINALITY n (name, place)
         LEFT JOIN {schema}.limit_in_force f ON f.name = n.name
         LEFT JOIN {schema}.shared_state s
             ON s.name = f.name AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END
         ORDER BY n.place);
-EXCEPTION WHEN lock_not_available THEN
-    RETURN NULL;
 END
 $$;
 
@@ -181,9 +190,12 @@ BEGIN
 END
 $$;
 
--- Seconds until a rate lets one of these types start again, after p_after; NULL if none will.
+-- Seconds until a rate lets one of these types start again, after p_after; NULL if none will. Of the
+-- shared limits, those count that let nothing start at p_measured: a claim passes the time for which
+-- it has measured them, as one that opens between that and now would keep its lanes for good.
 CREATE FUNCTION {schema}.next_opening(
-    p_domains text[], p_types text[], p_shared text[], p_node bigint, p_after timestamptz
+    p_domains text[], p_types text[], p_shared text[], p_node bigint, p_after timestamptz,
+    p_measured timestamptz
 ) RETURNS double precision
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -201,7 +213,7 @@ BEGIN
             WHERE f.name = ANY (p_shared) AND f.starts_per_second IS NOT NULL AND s.name = f.name
                 AND s.node = CASE WHEN f.per_node THEN p_node ELSE 0 END
                 AND {schema}.starts_allowed(
-                    s.next_start, f.starts_per_second, f.burst, clock_timestamp()) = 0
+                    s.next_start, f.starts_per_second, f.burst, p_measured) = 0
                 AND EXISTS (SELECT FROM {schema}.lane l WHERE l.waits_for = f.name)
         ) o);
 END
