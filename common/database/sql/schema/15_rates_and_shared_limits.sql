@@ -190,9 +190,9 @@ BEGIN
 END
 $$;
 
--- Seconds until a rate lets one of these types start again, after p_after; NULL if none will. Of the
--- shared limits, those count that let nothing start at p_measured: a claim passes the time for which
--- it has measured them, as one that opens between that and now would keep its lanes for good.
+-- Seconds until a rate lets one of these types start again, after p_after; NULL if none will. Of
+-- the shared limits, those count that let nothing start at p_measured: a claim passes the time for
+-- which it has measured them, as one that opens between that and now would keep its lanes for good.
 CREATE FUNCTION {schema}.next_opening(
     p_domains text[], p_types text[], p_shared text[], p_node bigint, p_after timestamptz,
     p_measured timestamptz
