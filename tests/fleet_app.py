@@ -58,6 +58,9 @@ def gate(command: Command, context: Context) -> None:
         time.sleep(0.02)
 
 
+registry.register("shop", "GateInTime", gate, retry=_QUICK)
+
+
 @registry.handler("shop", "Wait", retry=_QUICK)
 def wait(command: Command, context: Context) -> None:
     """Until the file is there that its data names; nothing of its own in the database."""
