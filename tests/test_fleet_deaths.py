@@ -5,6 +5,7 @@ import signal
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -94,7 +95,7 @@ def test_a_command_that_crashes_its_process_after_returning_is_attributed(
     (id,) = fleet.send("AbortLater", data=[str(returns), str(aborts)], max_attempts=1)
     for _ in range(2):
         crash_before_settlement(fleet, returns, aborts)
-    fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", 1): 1}, within=20.0)
+    fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", 1): 1})
     code, message, _ = fleet.trouble(id)
     assert code == "CRASHED" and "SIGABRT" in message
     assert not fleet.logged("died early")
@@ -182,19 +183,27 @@ def test_a_new_supervisor_hands_back_what_a_killed_one_has_left(
 def test_nothing_is_lost_or_done_twice_while_workers_are_killed_again_and_again(
     fleet: Fleet, kills: int
 ) -> None:
-    """All workers die after each part of the work; the fleet drains the rest."""
-    count = 200 * (kills + 1)
-    ids = fleet.send("Debit", count, data=0.005)
+    """All workers die in each part of the work; the fleet drains the rest."""
+
+    def send_part(part: int) -> list[UUID]:
+        """With a command that keeps the fleet from ending before the test goes on."""
+        gate = fleet.send("Gate", data=f"part {part}")
+        return gate + fleet.send("Debit", 200, data=0.005)
+
+    ids = send_part(0)
     fleet.start()
     fleet.wait_until_ready()
-    for part in range(1, kills + 1):
-        fleet.await_completions(200 * part)
+    for part in range(kills):
+        fleet.await_completions(201 * part + 100)
         before = fleet.pids().values()
         kill(before)
         fleet.await_successors(before)
-    assert fleet.wait(20) == 0
-    assert fleet.outcomes(ids) == {("COMPLETED", 1): count}
-    assert fleet.effects(ids) == {1: count}
+        ids += send_part(part + 1)
+        (fleet.place / f"part {part}").touch()
+    (fleet.place / f"part {kills}").touch()
+    assert fleet.wait(30) == 0
+    assert fleet.outcomes(ids) == {("COMPLETED", 1): 201 * (kills + 1)}
+    assert fleet.effects(ids) == {1: 201 * (kills + 1)}
     assert len(fleet.logged("was killed by SIGKILL")) == kills
     fleet.assert_nothing_left()
 
@@ -206,8 +215,8 @@ def test_a_board_of_another_database_harms_nobody(dsn: str, empty_dsn: str, tmp_
     path = tmp_path / "b"
     path.mkdir()
     with (
-        supervised(empty_dsn, path, procs=1, name="b", alone=False) as innocent,
-        unstarted(dsn, tmp_path, procs=1, alone=False) as fleet,
+        supervised(empty_dsn, path, procs=1, name="b", alone=False, **PATIENT) as innocent,
+        unstarted(dsn, tmp_path, procs=1, alone=False, **PATIENT) as fleet,
     ):
         fleet.start()
         fleet.await_saying("the fleet is ready")
@@ -238,7 +247,7 @@ def test_a_suspect_that_is_locked_starts_process_after_process_in_longer_and_lon
         stranger.execute("SELECT FROM cmdbus.ready FOR UPDATE")
         bus.resume("shop")
         bus.send("shop", "Noop", delay=0.1)  # The steward looks for suspects when one is due.
-        fleet.await_saying("quarantine has stopped", 4)
+        fleet.await_saying("quarantine has stopped", 4, within=40)
     lives = [
         datetime.fromisoformat(event["time"])
         for event in fleet.events()
