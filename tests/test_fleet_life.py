@@ -38,9 +38,11 @@ def test_a_fleet_starts_runs_and_stops_and_leaves_nothing(fleet: Fleet) -> None:
     fleet.await_completed(ids)
     assert fleet.effects(ids) == {1: 100}
     assert len(fleet.living()) == 1 + 1 + 2
-    last = fleet.send("Debit", data=0.5)
-    eventually(lambda: fleet.executing("Debit"))
-    assert fleet.stop() == 0
+    last = fleet.start_gates(1)
+    fleet.send_signal(signal.SIGTERM)
+    fleet.await_saying("stops: running commands may end")
+    fleet.open_gate()
+    assert fleet.wait() == 0
     fleet.assert_nothing_left()
     assert fleet.outcomes(last) == {("COMPLETED", 1): 1}
     assert list(fleet.directory.iterdir()) == []
@@ -69,7 +71,15 @@ def test_a_fleet_that_polls_drains_soon(fleet: Fleet) -> None:
     assert fleet.outcomes(ids) == {("COMPLETED", 1): 10}
 
 
-@pytest.mark.fleet(started=False, drain=True, procs=1, threads=2, drain_timeout=0.5)
+@pytest.mark.fleet(
+    started=False,
+    drain=True,
+    procs=1,
+    threads=2,
+    drain_timeout=0.5,
+    thread_timeout=10,
+    watchdog_timeout=12,
+)
 def test_a_fleet_that_drains_waits_for_what_runs_and_what_becomes_due_meanwhile(
     fleet: Fleet,
 ) -> None:
@@ -106,7 +116,9 @@ def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
             assert not fleet.board_path.exists()
 
 
-@pytest.mark.fleet(procs=1, threads=8)
+@pytest.mark.fleet(
+    procs=1, threads=8, visibility_timeout=60, thread_timeout=70, watchdog_timeout=90
+)
 def test_a_second_supervisor_of_a_name_is_refused_also_if_the_pidfile_was_removed(
     fleet: Fleet,
 ) -> None:
