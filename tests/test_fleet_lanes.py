@@ -11,7 +11,6 @@ from lane_claimer import Limit, declare
 from queries import scalar
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.clock import time
 
 pytestmark = pytest.mark.fleet(procs=2, threads=2, poll_interval=600)
 
@@ -28,6 +27,7 @@ def other(fleet: Fleet) -> Iterator[Fleet]:
         yield other
 
 
+@pytest.mark.fleet(visibility_timeout=60, thread_timeout=70, watchdog_timeout=90)
 def test_a_place_of_a_killed_process_is_free_as_soon_as_it_is_rescued(
     fleet: Fleet, connection: psycopg.Connection
 ) -> None:
@@ -37,10 +37,8 @@ def test_a_place_of_a_killed_process_is_free_as_soon_as_it_is_rescued(
     noops = fleet.send("Noop")
     waiting = "SELECT count(*) FROM cmdbus.lane WHERE waits_for = 'both'"
     eventually(lambda: scalar(connection, waiting) == 1)
-    began = time.monotonic()
     kill(fleet.executing("Gate"))
-    fleet.await_completed(noops)
-    assert time.monotonic() - began < 10, "long before its lease ends"
+    fleet.await_completed(noops)  # It does not wait until the lease of the other one ends.
     fleet.open_gate()
     fleet.await_completed(gates)
 
