@@ -58,7 +58,9 @@ def tablespace(databases: Databases, path: Path) -> Iterator[str]:
 def test_a_full_disk_refuses_what_it_does_not_keep(small: tuple[str, Path], tmp_path: Path) -> None:
     """Nothing is lost that was accepted, and work goes on when there is room."""
     dsn, disk = small
-    with supervised(dsn, tmp_path, procs=1) as fleet:
+    # Some run until the disk is full, however long that takes.
+    ladder = {"visibility_timeout": 60, "thread_timeout": 70, "watchdog_timeout": 90}
+    with supervised(dsn, tmp_path, procs=1, **ladder) as fleet:
         before = fleet.pids()
         # Four that run, and more than fit into the pages that history has by now.
         ids = fleet.send("Wait", 400, data="open")
@@ -76,7 +78,7 @@ def test_a_full_disk_refuses_what_it_does_not_keep(small: tuple[str, Path], tmp_
         fleet.await_saying("No space left on device")
         ballast.unlink()
         ids += fleet.send("Noop", 10)
-        fleet.await_completed(ids, 20)
+        fleet.await_completed(ids)
         assert fleet.pids() == before
         errors = fleet.messages(level="error")
         assert len(errors) < 10, "it is not logged each time"
