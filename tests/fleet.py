@@ -71,13 +71,13 @@ class Fleet(Supervisor, SentCommands):
             arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
         return arguments
 
-    def wait(self, within: float = 15.0) -> int:
+    def wait(self, within: float = 25.0) -> int:
         """Its exit code."""
         code = self.exit_code_within(within)
         assert code is not None, f"it has not stopped within {within:g} s"
         return code
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, within: float = 15.0) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM, within: float = 25.0) -> int:
         self.send_signal(number)
         return self.wait(within)
 
@@ -147,7 +147,7 @@ class Fleet(Supervisor, SentCommands):
 
         return eventually(after, within)
 
-    def await_health(self, within: float = 10.0) -> None:
+    def await_health(self, within: float = 20.0) -> None:
         """Until no worker has anything to complain of."""
         eventually(lambda: {seat.health for seat in self.workers().values()} == {"HEALTHY"}, within)
 
@@ -155,7 +155,7 @@ class Fleet(Supervisor, SentCommands):
         """All its threads wait, and senders know."""
         return self.look().armed > 0 and all(seat.parked for seat in self.workers().values())
 
-    def succeeded(self, steward: int, *, within: float = 20.0) -> int:
+    def succeeded(self, steward: int, *, within: float = 30.0) -> int:
         """The pid of the next steward, once it is ready."""
 
         def next_one() -> int:
@@ -175,7 +175,7 @@ class Fleet(Supervisor, SentCommands):
     def logged(self, text: str) -> list[str]:
         return [message for message in self.messages() if text in message]
 
-    def await_saying(self, text: str, count: int = 1, within: float = 20.0) -> list[str]:
+    def await_saying(self, text: str, count: int = 1, within: float = 30.0) -> list[str]:
         eventually(lambda: len(self.logged(text)) >= count, within)
         return self.logged(text)
 

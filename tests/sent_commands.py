@@ -64,7 +64,7 @@ class SentCommands:
         return Counter((str(status), attempts) for status, attempts in rows)
 
     def await_outcomes(
-        self, ids: Sequence[UUID], expected: Mapping[tuple[str, int], int], within: float = 20.0
+        self, ids: Sequence[UUID], expected: Mapping[tuple[str, int], int], within: float = 30.0
     ) -> None:
         seen: Counter[tuple[str, int]] = Counter()
 
@@ -78,11 +78,11 @@ class SentCommands:
         except AssertionError:
             raise AssertionError(f"after {within:g} s: {dict(seen)}") from None
 
-    def await_all_completed(self, ids: Sequence[UUID], within: float = 20.0) -> None:
+    def await_all_completed(self, ids: Sequence[UUID], within: float = 30.0) -> None:
         """Whatever the number of their attempts."""
         eventually(lambda: {status for status, _ in self.outcomes(ids)} == {"COMPLETED"}, within)
 
-    def await_completed(self, ids: Sequence[UUID], within: float = 20.0) -> None:
+    def await_completed(self, ids: Sequence[UUID], within: float = 30.0) -> None:
         """Each with one attempt."""
         self.await_outcomes(ids, {("COMPLETED", 1): len(ids)}, within)
 
@@ -103,7 +103,7 @@ class SentCommands:
         assert record is not None and record.status == "IN_TROUBLESHOOTING_QUEUE", record
         return str(record.error_code), str(record.error_message), dict(event.details or {})
 
-    def await_completions(self, count: int, within: float = 20.0) -> None:
+    def await_completions(self, count: int, within: float = 30.0) -> None:
         """Of all that was ever sent."""
         completed = "SELECT count(*) FROM cmdbus.command WHERE status = 'COMPLETED'"
         eventually(lambda: self.query(completed)[0][0] >= count, within)
