@@ -53,6 +53,7 @@ class TimerRound:
             return self._read_at - now
         elif now >= self.due_at and (self._wakes or not self.listening.is_on):
             self.node.worker_pipe.put()
+            self.timers.opened_until = now
         return self._read(connection, latest, view.claimers, leases=parked)
 
     def _read(

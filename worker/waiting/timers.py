@@ -55,6 +55,9 @@ class Timers:
         self._read_at = float("-inf")
         #: Monotonic time at which a schedule needs a steward; see ScheduleRound.
         self.ticks_at = inf
+        #: Monotonic time until which a worker was woken for each rate that had let a command start
+        #: and each breaker that had let a suspect: the readings look for those after it.
+        self.opened_until = time.monotonic()
         #: TimerReading.bridges of the latest reading; see BridgeRound.
         self.bridges = inf
         #: The latest reading.
@@ -71,6 +74,7 @@ class Timers:
             failpoint(PROMOTED)
             if time.monotonic() < self._read_at:
                 return 0.0
+        began = time.monotonic()
         seen = self._read(connection, leases, own)
         now = time.monotonic()
         self._read_at, self.ticks_at = now + MAX_UNREAD_SECONDS, now + seen.ticks
@@ -85,12 +89,13 @@ class Timers:
             self._statements.renew(connection, {})
             renewed = min(seen.lease_ends, self._statements.renewal_seconds)
             seen = seen._replace(lease_ends=renewed)
-        self.seen = seen
+        self.seen, self.opened_until = seen, began
         timers = seen.due, seen.expires, seen.lease_ends, seen.opens
         if min(timers) > 0:
             self._locked_pauses.reset()
             return min(timers)
-        # Due, and neither moved nor claimed: other sessions have locked the rows.
+        # Due, and neither moved nor claimed: other sessions have locked the rows. Or a rate let a
+        # command start before this reading.
         pause = self._locked_pauses.pause()
         return min(*(max(seconds, pause) for seconds in timers), seen.next_due, seen.next_expires)
 
@@ -119,6 +124,7 @@ class Timers:
                 leases=leases,
                 losses=SUSPECT_LOSSES,
                 node=self._statements.node,
+                unseen=time.monotonic() - self.opened_until,
             )
             assert row is not None
             return TimerReading._make(inf if value is None else value for value in row)

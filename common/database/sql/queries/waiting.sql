@@ -24,8 +24,8 @@ UNLISTEN {other_channel};
 -- suspect waits; how full the server's queue of notifications is, from 0 to 1; the number of pages
 -- of ready that this has read; seconds until the first command that is not due yet; those until
 -- commands expire, see next_expiry; those until a rate lets a command start, or a breaker a
--- suspect; those until a schedule needs a steward; and a number of the bridges that are there,
--- which another bridge changes.
+-- suspect, not positive if that was in the last %(unseen)s seconds; those until a schedule needs a
+-- steward; and a number of the bridges that are there, which another bridge changes.
 SELECT
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
@@ -40,13 +40,14 @@ SELECT
         ARRAY(SELECT split_part(t, ' ', 1) FROM unnest(began.types) t),
         ARRAY(SELECT split_part(t, ' ', 2) FROM unnest(began.types) t),
         ARRAY(SELECT name FROM {schema}.limit_in_force WHERE starts_per_second IS NOT NULL),
-        %(node)s, clock_timestamp(), clock_timestamp()),
+        %(node)s, began.unseen, began.unseen),
         {schema}.next_suspect_probe(
-            %(types)s::text[], %(losses)s::smallint, %(priorities)s::smallint[])),
+            %(types)s::text[], %(losses)s::smallint, %(priorities)s::smallint[], began.unseen)),
     (SELECT extract(epoch FROM check_at - clock_timestamp()) FROM {schema}.schedule
      WHERE check_at < 'infinity' ORDER BY check_at LIMIT 1)::double precision,
     (SELECT sum(extract(epoch FROM added_at)) FROM {schema}.bridge)::double precision
 FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS pages,
+        clock_timestamp() - pg_catalog.make_interval(secs => %(unseen)s) AS unseen,
         {schema}.let_through(%(types)s::text[]) AS types) began
     LEFT JOIN LATERAL (
         SELECT * FROM {schema}.next_lease_ends(

@@ -106,9 +106,10 @@ BEGIN
 END
 $$;
 
--- Seconds until a breaker lets probes through whose types a suspect waits for; see suspect_waits.
+-- Seconds until a breaker lets probes through whose types a suspect waits for, after p_after; see
+-- suspect_waits.
 CREATE FUNCTION {schema}.next_suspect_probe(
-    p_types text[], p_losses smallint, p_priorities smallint[]
+    p_types text[], p_losses smallint, p_priorities smallint[], p_after timestamptz
 ) RETURNS double precision
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -116,7 +117,7 @@ BEGIN
     RETURN (
         SELECT extract(epoch FROM min(b.retry_at) - clock_timestamp())
         FROM {schema}.breaker b
-        WHERE b.state <> 'CLOSED' AND b.retry_at > clock_timestamp()
+        WHERE b.state <> 'CLOSED' AND b.retry_at > p_after
             AND {schema}.suspect_waits(
                 ARRAY(SELECT c FROM unnest(b.covers) c WHERE c = ANY (p_types)),
                 p_losses, p_priorities));
