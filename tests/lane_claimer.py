@@ -33,6 +33,7 @@ class Limit(NamedTuple):
     ordered: bool = False
     on_trouble: str = "block"
     covers: tuple[str, ...] = ()
+    per_node: bool = False
 
     def covers_type(self, domain: str, type: str) -> bool:
         return f"{domain} {type}" in (self.name, *self.covers) or domain in self.covers
@@ -105,6 +106,12 @@ class LaneClaimer:
         )
         self._take(claims, done)
         return claims
+
+    def claim_nothing(self, free: int, done: tuple[Claim, ...] = ()) -> None:
+        """Again if a claim says that it may have left something, as one that took long does."""
+        assert self.claim(free, done=done) == []
+        while self.has_more:
+            assert self.claim(free) == []
 
     def _looked(self, result: ClaimResult) -> None:
         if result.part is ClaimPart.LANES:

@@ -160,3 +160,15 @@ def slow_down_inserts(
         CREATE TRIGGER dawdle BEFORE INSERT ON cmdbus.{table}
             FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION public.dawdle()""".encode()
     )
+
+
+def holds_advisory_lock(connection: psycopg.Connection, key: int) -> bool:
+    """Whether a session of this database does."""
+    return bool(
+        scalar(
+            connection,
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted"
+            f" AND objid = {key} AND objsubid = 1 AND database ="
+            " (SELECT oid FROM pg_database WHERE datname = current_database()))",
+        )
+    )

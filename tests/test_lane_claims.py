@@ -1,11 +1,13 @@
 """What one claim takes of lanes, and what it leaves to the next ones."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+from eventually import eventually
 from lane_claimer import LaneClaimer, Limit, declare
-from queries import scalar
+from queries import holds_advisory_lock, scalar
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.worker.claims.claim import Claim, ClaimPart, LaneRequest, results_of
@@ -70,7 +72,7 @@ def test_no_command_overtakes_the_locked_first_one_of_an_ordered_lane(
     send(connection, priority=0)
     with psycopg.connect(dsn) as other:
         other.execute("SELECT FROM cmdbus.limited ORDER BY lane_position LIMIT 1 FOR UPDATE")
-        assert worker.claim(2) == []
+        worker.claim_nothing(2)
         assert 0 < worker.opens_in <= 1
     connection.execute("UPDATE cmdbus.lane SET opens_at = clock_timestamp()")
     assert [claim.priority for claim in worker.claim(2)] == [5]
@@ -94,7 +96,7 @@ def test_a_claim_tells_when_a_shared_rate_opens_even_if_that_is_while_it_runs(
     )
     send(connection, "orders Ship")
     assert worker.claim(1) == []
-    assert worker.opens_in <= 0
+    assert worker.opens_in <= 0 or worker.has_more
     assert [claim.type for claim in worker.claim(1)] == ["Ship"]
 
 
@@ -109,6 +111,39 @@ def test_a_claim_at_a_full_shared_limit_tells_no_time_of_its_rate_that_is_open(
     connection.execute("UPDATE cmdbus.shared_state SET next_start = 'epoch'")
     assert worker.claim(1) == []
     assert worker.opens_in == float("inf")
+
+
+def test_a_node_with_room_claims_what_a_full_node_has_just_put_off(
+    dsn: str, connection: psycopg.Connection, worker: LaneClaimer
+) -> None:
+    """The claim of the full node has had the lane locked, and ends before the other claim does."""
+    declare(connection, Limit("stripe", 1, covers=SHARED, per_node=True))
+    full = LaneClaimer(dsn, worker.types)
+    send(connection, key="a")
+    assert len(full.claim(1)) == 1
+    full.begin()
+    send(connection, key="b")
+    assert full.claim(1) == []
+    connection.execute(
+        """ALTER FUNCTION cmdbus.next_opening RENAME TO next_opening_after_wait;
+        CREATE FUNCTION cmdbus.next_opening(
+            text[], text[], text[], bigint, timestamptz, timestamptz) RETURNS double precision
+        LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM pg_advisory_xact_lock(1);
+            WHILE NOT pg_try_advisory_xact_lock(2) LOOP PERFORM pg_sleep(0.01); END LOOP;
+            RETURN cmdbus.next_opening_after_wait($1, $2, $3, $4, $5, $6);
+        END $$;
+        SELECT pg_advisory_lock(2)"""
+    )
+    with ThreadPoolExecutor() as threads:
+        claimed = threads.submit(worker.claim, 1)
+        eventually(lambda: holds_advisory_lock(connection, 1))
+        full.end("COMMIT")
+        connection.execute("SELECT pg_advisory_unlock(2)")
+        assert claimed.result() == []
+    assert worker.opens_in <= 0
+    full.connection.close()
+    assert [claim.data for claim in worker.claim(1)] == ['"b"']
 
 
 @pytest.mark.parametrize("free", [1, 9])
@@ -145,7 +180,8 @@ def test_workers_of_different_types_alternate_at_a_shared_limit(
     assert [claim.type for claim in claimed] == ["Debit"]
     for worker in (one, other, one, other):
         assert worker.claim(1, done=tuple(worker.held)) == []
-        assert worker.opens_in <= 0, "the place is kept for the other worker for a moment"
+        is_kept = worker.opens_in <= 0 or worker.has_more
+        assert is_kept, "the place, for the other worker, for a moment"
         worker = other if worker is one else one
         claimed += worker.claim(1)
     assert [claim.type for claim in claimed] == ["Debit", "Ship", "Debit", "Ship", "Debit"]

@@ -185,9 +185,13 @@ BEGIN
             p_domains, p_types, p_shared, p_node, '-infinity', measured);
         IF is_left OR EXISTS (
             SELECT FROM unnest(p_domains, p_types) q (domain, type)
-            WHERE EXISTS (SELECT FROM {schema}.turn t
-                          WHERE t.domain = q.domain AND t.type = q.type
-                              AND t.priority BETWEEN p_lowest AND p_highest)
+            WHERE (EXISTS (SELECT FROM {schema}.turn t
+                           WHERE t.domain = q.domain AND t.type = q.type
+                               AND t.priority BETWEEN p_lowest AND p_highest)
+                    -- A claim of a node that has no room has had it locked, and ended meanwhile.
+                    OR EXISTS (SELECT FROM unnest(p_shared, rooms) s (name, room)
+                               JOIN {schema}.lane l ON l.waits_for = s.name
+                               WHERE s.room > 0 AND l.domain = q.domain AND l.type = q.type))
                 AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused))
         THEN
             last.waited := 0;
