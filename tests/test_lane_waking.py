@@ -122,8 +122,7 @@ def test_a_rate_starts_commands_at_their_time_on_a_node_that_waits(
         eventually(lambda: len(starts(connection)) == 5)
     times = starts(connection)
     pauses = [later - earlier for earlier, later in pairwise(times)]
-    assert min(pauses) >= 0.499
-    assert sorted(pauses)[1] < 0.55
+    assert 0.499 <= min(pauses) < 0.55, "a busy machine may delay others"
 
 
 def test_a_rate_starts_its_next_command_on_another_node_if_the_one_that_knew_its_time_is_gone(
@@ -142,7 +141,7 @@ def test_a_rate_starts_its_next_command_on_another_node_if_the_one_that_knew_its
             "UPDATE cmdbus.lane SET next_start = clock_timestamp() + '2 s'::interval"
         )
         assert len(gone.claim(1, done=tuple(gone.held))) == 1
-        assert gone.claim(1, done=tuple(gone.held)) == []
+        gone.claim_nothing(1, done=tuple(gone.held))
         assert 0 < gone.opens_in < 2
         gone.connection.close()
         started.within()

@@ -82,8 +82,9 @@ def test_no_more_of_a_key_run_at_once_than_its_limit_lets(
             eventually(lambda: handler.running == {"a": 2, "b": 2, None: 2}, WITHIN_S)
             handler.may_end.set()
             eventually(lambda: nothing_waits(connection), WITHIN_S)
+            # The latest may wait for a claim that follows, as another claim had locked the lane.
+            eventually(lambda: count(connection, "turn") == 0, WITHIN_S)
     assert handler.peaks == {"a": 2, "b": 2, None: 2}
-    assert count(connection, "turn") == 0
 
 
 def test_a_full_key_keeps_no_other_one_from_running(
