@@ -17,6 +17,7 @@ from forks import forked
 from handlers import (
     LADDER,
     ONCE,
+    SOON,
     Function,
     connect,
     do_nothing,
@@ -40,7 +41,7 @@ from cmdbus import (
 )
 from cmdbus.failpoints import AFTER_COMMIT, set_failpoint_action
 from cmdbus.surroundings import execution_of
-from cmdbus.worker.claims.outcomes import Outcome
+from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
 
 Surround = Callable[[Command, Context], AbstractContextManager[object]]
 After = Callable[[Outcome, BaseException | None], object]
@@ -187,17 +188,20 @@ def test_a_thread_that_hangs_in_what_follows_is_replaced_and_its_command_stays_s
     hangs, release = threading.Event(), threading.Event()
 
     def hang(outcome: Outcome, error: BaseException | None) -> None:
-        hangs.set()
-        release.wait(20)
+        # On a busy machine the handler may take too long, and run again.
+        if outcome.kind is OutcomeKind.COMPLETED:
+            hangs.set()
+            release.wait(20)
 
-    surroundings = partial(followed_by, hang)
-    with running(dsn, surrounding(surroundings, leave_effect), timeouts=LADDER, concurrency=1):
+    registry = surrounding(partial(followed_by, hang), leave_effect, retry=SOON)
+    with running(dsn, registry, timeouts=LADDER, concurrency=1):
         command_id = bus.send("payments", "Debit")
         assert hangs.wait(10)
+        settled = found(bus, command_id)
+        assert settled.status == "COMPLETED"
         assert bus.wait("payments", bus.send("payments", "Noop"), 10).status == "COMPLETED"
         release.set()
-        record = found(bus, command_id)
-    assert (record.status, record.attempts, record.error_code) == ("COMPLETED", 1, None)
+    assert found(bus, command_id) == settled
     assert effects(dsn) == 1
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
+from eventually import eventually
 
 from cmdbus.supervisor.host import ListenError, listen
 from cmdbus.worker.probes.http import Server, respond
@@ -22,7 +23,7 @@ def site(path: str) -> Response | None:
 
 
 @contextmanager
-def serving(timeout: float = 5.0) -> Iterator[int]:
+def serving(timeout: float = 60.0) -> Iterator[int]:
     with closing(listen("127.0.0.1", 0)) as listener:
         server = Server(listener, site, host="127.0.0.1", timeout=timeout)
         server.start()
@@ -64,6 +65,12 @@ def is_closed(client: socket.socket) -> bool:
 
 def get(port: int, path: str = "/livez") -> bytes:
     return ask(port, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
+
+def is_answered(port: int) -> bool:
+    with suppress(ConnectionError):
+        return get(port).startswith(b"HTTP/1.1 200 ")
+    return False
 
 
 def status(head: str, host: str | None = "127.0.0.1") -> int:
@@ -168,7 +175,8 @@ def test_a_client_whose_time_is_over_is_closed() -> None:
     with serving(timeout=0.2) as port, connect(port) as silent, connect(port) as slow:
         slow.sendall(b"GET /livez HTTP/1.1\r\n")
         assert is_closed(silent) and is_closed(slow)
-        assert get(port).startswith(b"HTTP/1.1 200 ")
+        # A busy machine may let the time of a quick client be over, too.
+        eventually(lambda: is_answered(port))
 
 
 def test_many_clients_at_once_are_all_answered(port: int) -> None:

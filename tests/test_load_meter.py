@@ -14,6 +14,7 @@ from cmdbus.board.counters import Counter, LoadView, OutcomeLabel
 from cmdbus.board.records import Role
 from cmdbus.proc import CpuLoad
 from cmdbus.worker.load_meter import LoadMeter
+from cmdbus.worker.load_sample import LoadSample
 
 
 @pytest.mark.parametrize("types", [0, 1, 3, 9])
@@ -39,13 +40,14 @@ def test_the_load_of_a_seat_is_that_of_all_its_threads_and_types(types: int) -> 
 def test_handlers_count_while_they_run_and_once_they_have_ended(
     dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cmdbus.worker.load_meter._READ_SECONDS", 0.1)
     gate = Gate()
     with running(dsn, handling(gate), concurrency=3) as worker:
         threads = eventually(lambda: worker._concurrency.threads)
         assert threads is not None
         meter = LoadMeter(threads, worker._telemetry)
+        monkeypatch.setattr("cmdbus.worker.load_meter._READ_SECONDS", 60)
         assert meter.sample() is None, "it is not time yet"
+        monkeypatch.setattr("cmdbus.worker.load_meter._READ_SECONDS", 0.1)
         ids = bus.send_many([SendRequest("payments", "Debit")] * 3)
         gate.wait_for(3)
         eventually(meter.sample)
@@ -55,10 +57,10 @@ def test_handlers_count_while_they_run_and_once_they_have_ended(
         gate.open.set()
         for command_id in ids:
             bus.wait("payments", command_id)
-        idle = eventually(meter.sample)
-        assert idle is not None and idle.ended == 3
-        idle = eventually(meter.sample)
-        assert idle is not None and (idle.ended, idle.busy) == (0, 0.0)
+        while sample.ended < 3:
+            sample += eventually(meter.sample) or LoadSample()
+        assert sample.ended == 3
+        eventually(lambda: (idle := meter.sample()) and (idle.ended, idle.busy) == (0, 0.0))
 
 
 def test_busy_cpus_are_those_of_the_machine_that_the_process_may_use(tmp_path: Path) -> None:

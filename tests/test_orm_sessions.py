@@ -238,7 +238,7 @@ def test_a_handler_that_returns_while_a_thread_uses_its_session_fails(
 
         def sleep() -> None:
             with suppress(Exception):
-                session.execute(text("SELECT pg_sleep(2)"))
+                session.execute(text("SELECT pg_sleep(60)"))
 
         threads.append(threading.Thread(target=sleep))
         threads[0].start()
