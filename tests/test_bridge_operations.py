@@ -9,6 +9,7 @@ import pytest
 from bridges import bridge_round, messages, move_all, send_messages
 from cli import done, here
 from click.testing import Result
+from eventually import eventually
 from pgmq_queues import create_queues, install_pgmq
 from pgmq_queues import pgmq_dsn as pgmq_dsn
 from queries import insert, rows, scalar
@@ -155,7 +156,8 @@ def test_a_steward_without_rights_says_which_it_needs_and_moves_with_them(
     bus.send("back", "Reply", 2)
     with role(dsn, "worker") as session:
         round_ = bridge_round()
-        assert round_.run(session) > 1
+        # A round that has taken long leaves the rest to the next one.
+        eventually(lambda: round_.run(session) > 1)
         errors = [record.error for record in bus.bridges.list()]
         assert errors[0] is not None and errors[1] is not None
         assert "may not send messages to the queue 'answers': GRANT USAGE" in errors[0]
@@ -178,7 +180,7 @@ def test_a_steward_that_may_not_notify_of_messages_says_which_right_it_needs(
     bus.send("back", "Reply", 2)
     with role(dsn, "worker") as session:
         for missing in ("may not send messages to", "may not notify of messages in"):
-            assert bridge_round().run(session) > 1
+            eventually(lambda: bridge_round().run(session) > 1)
             [record] = bus.bridges.list()
             assert record.error is not None and f"{missing} the queue 'answers'" in record.error
             connection.execute(record.error.partition(": ")[2].encode())
@@ -209,7 +211,7 @@ def test_a_queue_that_is_dropped_stops_its_bridge_alone(
         ("c-out", "out", "failing"): 1,
     }
     connection.execute("DROP SCHEMA pgmq CASCADE")
-    bridge_round().run(connection)
+    move_all(bridge_round(), connection)
     assert all(
         record.error is not None and record.error.startswith("PGMQ is not installed")
         for record in bus.bridges.list()
@@ -232,7 +234,7 @@ def test_status_shows_the_bridges_that_fail(
 
     assert status() == "nothing waits, nothing runs\n"
     connection.execute("SELECT pgmq.drop_queue('a'), pgmq.drop_queue('c')")
-    bridge_round().run(connection)
+    move_all(bridge_round(), connection)
     [shop, mail] = [each for each in bus.bridges.list() if each.name != "b-in"]
     assert shop.failed_at is not None and mail.failed_at is not None
     lines = [
@@ -273,7 +275,7 @@ def test_an_operator_sees_why_a_command_waits_for_a_bridge(
         "It waits: it is the next one that bridge answers-out moves."
     )
     connection.execute("SELECT pgmq.drop_queue('answers')")
-    bridge_round().run(connection)
+    move_all(bridge_round(), connection)
     assert "It waits: bridge answers-out cannot move it into the queue 'answers': the queue " in (
         bus.explain("back", sent)
     )

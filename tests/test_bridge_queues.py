@@ -114,7 +114,8 @@ def test_looks_at_many_bridges_become_rare(
     pauses = []
     for allowed in (100, 0.01):
         monkeypatch.setattr("cmdbus.worker.steward.bridge_round._MAX_LOOKS", allowed)
-        pauses.append(bridge_round().run(connection))
+        # A busy machine may keep one waiting.
+        pauses.append(max(bridge_round().run(connection) for _ in range(3)))
     few, many = pauses
     assert few <= 0.01 < 2 < many <= 3
 
