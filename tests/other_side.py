@@ -86,11 +86,12 @@ def send(bus: CommandBus, type: str = "Charge", count: int = 1) -> list[object]:
     return [*bus.send_many([SendRequest("payments", type)] * count)]
 
 
-def break_it(dsn: str, bus: CommandBus, other: OtherSide) -> None:
-    """With commands of type Charge, of which none is left waiting."""
+def break_it(dsn: str, bus: CommandBus, other: OtherSide, *workers: Worker) -> None:
+    """With commands of type Charge, of which none is left waiting; these workers know of it."""
     other.fail()
     send(bus, count=3)
     await_state(dsn, "OPEN")
+    await_notifications(dsn, workers)
 
 
 def await_notifications(dsn: str, workers: Sequence[Worker]) -> None:

@@ -66,7 +66,7 @@ def test_one_block_cannot_be_entered_twice_at_a_time(
     registry.breaker(Breaker("stripe"))
     registry.register("payments", "Ask", call)
     with running(dsn, registry):
-        record = bus.wait("payments", bus.send("payments", "Ask", max_attempts=1), 5)
+        record = bus.wait("payments", bus.send("payments", "Ask", max_attempts=1), 20)
     assert not other.calls
     assert record.error_code == "InvalidOperationError"
     assert record.error_message == (

@@ -39,9 +39,12 @@ from cmdbus import (
 from cmdbus.clock import time
 from cmdbus.worker import Worker
 from cmdbus.worker.breakers.claimed_probes import ClaimedProbes
+from cmdbus.worker.claims import pools
 from cmdbus.worker.claims.claim import Claim, fence_of
 
 Logs = pytest.LogCaptureFixture
+#: Seconds; a thread that waits for a session of the pool waits for 30.
+WITHIN_S = 20
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def test_a_change_that_no_session_heard_of_is_read_after_the_next_one_listens(
     dsn: str, bus: CommandBus, other: OtherSide, connection: psycopg.Connection
 ) -> None:
     with calling(dsn, other):
-        bus.wait("payments", bus.send("payments", "Charge"), 5)
+        bus.wait("payments", bus.send("payments", "Charge"), 20)
         # As if its notification was lost.
         connection.execute("SET cmdbus.notify = off")
         connection.execute("SELECT cmdbus.steer_breaker('stripe', 'open', 'ann', NULL)")
@@ -62,7 +65,7 @@ def test_a_change_that_no_session_heard_of_is_read_after_the_next_one_listens(
 
         def is_kept() -> bool:
             sent = bus.send("payments", "Charge")
-            bus.wait("payments", bus.send("payments", "Noop"), 5)
+            bus.wait("payments", bus.send("payments", "Noop"), 20)
             return found(bus, sent).status == "PENDING"
 
         eventually(is_kept)
@@ -88,7 +91,7 @@ def test_while_the_database_is_away_a_call_is_decided_by_what_was_seen_last(
                 decided.append(f"{command.data}: called")
         except BreakerOpenError:
             decided.append(f"{command.data}: denied")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < WITHIN_S
 
     registry.register("payments", "Ask", call, retry=LATER)
     with Proxy(dsn) as proxy, running(proxy.dsn, registry, concurrency=2):
@@ -102,7 +105,7 @@ def test_while_the_database_is_away_a_call_is_decided_by_what_was_seen_last(
         with proxy.away():
             for gate in gates.values():
                 gate.open.set()
-            eventually(lambda: len(decided) == 2)
+            eventually(lambda: len(decided) == 2, WITHIN_S)
             assert sorted(decided) == ["closed: called", "open: denied"]
         eventually(lambda: len(bus.query(status="COMPLETED")) == 2, 20)
 
@@ -111,7 +114,7 @@ def test_a_worker_stops_while_a_breaker_is_open(
     dsn: str, bus: CommandBus, other: OtherSide
 ) -> None:
     with calling(dsn, other, cooldown=600) as worker:
-        break_it(dsn, bus, other)
+        break_it(dsn, bus, other, worker)
         send(bus, count=5)
         with beside(worker.stop):
             pass
@@ -124,17 +127,17 @@ def test_a_change_of_which_nothing_is_heard_is_read_with_a_later_claim(
     """Although a session listens; also that it is closed again."""
     connection.execute("SET cmdbus.notify = off")
     with calling(dsn, other):
-        bus.wait("payments", bus.send("payments", "Charge"), 5)
+        bus.wait("payments", bus.send("payments", "Charge"), 20)
         connection.execute("SELECT cmdbus.steer_breaker('stripe', 'open', 'ann', NULL)")
 
         def status_of_one() -> str:
             sent = bus.send("payments", "Charge")
-            bus.wait("payments", bus.send("payments", "Noop"), 5)
+            bus.wait("payments", bus.send("payments", "Noop"), 20)
             return str(found(bus, sent).status)
 
-        eventually(lambda: status_of_one() == "PENDING", 5)
+        eventually(lambda: status_of_one() == "PENDING", WITHIN_S)
         connection.execute("SELECT cmdbus.steer_breaker('stripe', 'close', 'ann', NULL)")
-        eventually(lambda: status_of_one() == "COMPLETED", 5)
+        eventually(lambda: status_of_one() == "COMPLETED", WITHIN_S)
 
 
 def seconds_of_calls(bus: CommandBus, count: int) -> float:
@@ -149,7 +152,7 @@ def test_an_error_of_their_statements_stops_no_claims_and_is_tried_again(
 ) -> None:
     functions = ["report_calls(json)", "lock_probes(text)"]
     with calling(dsn, other, cooldown=0.1):
-        bus.wait("payments", bus.send("payments", "Noop"), 5)
+        bus.wait("payments", bus.send("payments", "Noop"), 20)
         for function in functions:
             connection.execute(f"ALTER FUNCTION cmdbus.{function} SET SCHEMA public".encode())
         other.fail()
@@ -181,8 +184,9 @@ def reading_blocked(dsn: str, worker: Worker) -> Iterator[None]:
 
 
 def test_while_one_thread_reads_the_states_other_calls_rely_on_those_before(
-    dsn: str, bus: CommandBus, other: OtherSide
+    dsn: str, bus: CommandBus, other: OtherSide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pools, "_LOCK_TIMEOUT", 60.0)  # The one that reads waits until the end.
     gate = Gate()
 
     def call(command: Command, context: Context) -> None:
@@ -197,7 +201,7 @@ def test_while_one_thread_reads_the_states_other_calls_rely_on_those_before(
         gate.wait_for(4)
         with reading_blocked(dsn, worker):
             gate.open.set()
-            eventually(lambda: len(other.calls) >= 3, 0.5)
+            eventually(lambda: len(other.calls) >= 3, 5)
         eventually(lambda: len(other.calls) == 4)
 
 
@@ -265,10 +269,10 @@ def test_a_thread_that_outlives_its_handler_is_refused(
     registry.register("payments", "Leave", leave)
     registry.register("payments", "Follow", follow)
     with running(dsn, registry, concurrency=1):
-        bus.wait("payments", bus.send("payments", "Leave"), 5)
+        bus.wait("payments", bus.send("payments", "Leave"), 20)
         bus.breakers.open("stripe")
         sent = bus.send("payments", "Follow", max_attempts=1)
-        assert bus.wait("payments", sent, 5).status == "COMPLETED"
+        assert bus.wait("payments", sent, 20).status == "COMPLETED"
     assert [str(error)[:60] for error in refused] == [
         "context.breaker() was used after the handler returned: make "
     ]
@@ -309,7 +313,7 @@ def test_the_end_of_a_probe_is_reported_by_a_worker_that_stops(
 ) -> None:
     """Also if another session has locked its breaker for a while."""
     with calling(dsn, other, cooldown=0.1) as worker, connect(dsn) as locking:
-        break_it(dsn, bus, other)
+        break_it(dsn, bus, other, worker)
         other.error = None
         other.answers.clear()
         sent = bus.send("payments", "Charge")

@@ -10,7 +10,6 @@ from handlers import await_rest, found, running
 from other_side import (
     LATER,
     OtherSide,
-    await_notifications,
     await_state,
     bound_to,
     break_it,
@@ -30,7 +29,7 @@ from cmdbus import (
     Context,
     HandlerRegistry,
 )
-from cmdbus.clock import time
+from cmdbus.worker.breakers import states
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def test_the_end_of_a_canceled_command_counts_as_nothing_and_a_probe_gives_its_p
     with calling(dsn, other, failures=1, cooldown=0.2):
         other.fail()
         cancel_one(1)
-        bus.wait("payments", bus.send("payments", "Noop"), 5)
+        bus.wait("payments", bus.send("payments", "Noop"), 20)
         stays(lambda: state(dsn) == "CLOSED", 0.3)
         send(bus)
         await_state(dsn, "OPEN")
@@ -77,8 +76,8 @@ def test_a_probe_that_the_database_cuts_off_gives_its_place_back(
             context.connection.execute("SELECT 1")
         return other()
 
-    with running(dsn, bound_to(other, call, cooldown=0.2), concurrency=2):
-        break_it(dsn, bus, other)
+    with running(dsn, bound_to(other, call, cooldown=0.2), concurrency=2) as worker:
+        break_it(dsn, bus, other, worker)
         other.error = None
         send(bus, count=2)
         await_state(dsn, "CLOSED")
@@ -88,12 +87,13 @@ def test_a_probe_that_the_database_cuts_off_gives_its_place_back(
 
 
 def test_as_many_probes_run_at_a_time_as_its_terms_say(
-    dsn: str, bus: CommandBus, other: OtherSide
+    dsn: str, bus: CommandBus, other: OtherSide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In all processes together, bound or inside a block."""
+    # That it has closed is heard, not found out by a reading once a second.
+    monkeypatch.setattr(states, "_MAX_AGE_SECONDS", 600.0)
     with calling(dsn, other, 4, probes=2) as one, calling(dsn, other, 4, probes=2) as two:
-        break_it(dsn, bus, other)
-        await_notifications(dsn, [one, two])
+        break_it(dsn, bus, other, one, two)
         made = len(other.calls)
         other.answers.clear()
         send(bus, count=10)
@@ -102,9 +102,7 @@ def test_as_many_probes_run_at_a_time_as_its_terms_say(
         stays(lambda: len(other.calls) == made + 2, 0.4)
         other.error = None
         other.answers.set()
-        began = time.monotonic()
         eventually(lambda: len(bus.query(status="COMPLETED", type="Charge")) == 10)
-        assert time.monotonic() - began < 1.0
         eventually(lambda: len(bus.query(status="COMPLETED", limit=50)) == 20)
 
 
@@ -135,7 +133,7 @@ def test_threads_of_a_handler_need_a_place_each(
         sent = bus.send("payments", "Many")
         eventually(lambda: (len(denied), len(other.calls)) == (3, 1))
         other.answers.set()
-        bus.wait("payments", sent, 5)
+        bus.wait("payments", sent, 20)
         await_state(dsn, "CLOSED")
 
 
@@ -154,11 +152,11 @@ def test_a_probe_inside_a_transaction_takes_its_place_on_another_session(
 
     registry = bound_to(other, call, cooldown=0.2)
     registry.register("payments", "Within", ask, retry=LATER)
-    with running(dsn, registry, concurrency=2):
-        break_it(dsn, bus, other)
+    with running(dsn, registry, concurrency=2) as worker:
+        break_it(dsn, bus, other, worker)
         other.error = None
         sent = bus.send("payments", "Within")
-        assert bus.wait("payments", sent, 5).result == "answered"
+        assert bus.wait("payments", sent, 20).result == "answered"
     assert state(dsn) == "CLOSED"
 
 
@@ -167,8 +165,8 @@ def test_a_suspect_is_waited_for_only_while_its_breaker_lets_it_through(
 ) -> None:
     """The check for suspects, by which a fleet starts its quarantine process."""
     query = "SELECT cmdbus.suspect_waits(cmdbus.let_through(%s), 2::smallint, NULL)"
-    with calling(dsn, other, cooldown=600):
-        break_it(dsn, bus, other)
+    with calling(dsn, other, cooldown=600) as worker:
+        break_it(dsn, bus, other, worker)
         bus.send("payments", "Charge")
         connection.execute("UPDATE cmdbus.ready SET losses = 2")
         assert not scalar(connection, query, ["payments Charge"])
@@ -189,12 +187,12 @@ def test_threads_of_a_bound_handler_are_inside_its_call(
         with ThreadPoolExecutor(3) as threads:
             list(threads.map(one, range(3)))
 
-    with running(dsn, bound_to(other, call, cooldown=0.2)):
-        break_it(dsn, bus, other)
+    with running(dsn, bound_to(other, call, cooldown=0.2)) as worker:
+        break_it(dsn, bus, other, worker)
         made = len(other.calls)
         other.error = None
         sent = bus.send("payments", "Charge")
-        assert bus.wait("payments", sent, 5).status == "COMPLETED"
+        assert bus.wait("payments", sent, 20).status == "COMPLETED"
         assert len(other.calls) == made + 3
         await_state(dsn, "CLOSED")
 
@@ -219,7 +217,7 @@ def test_while_a_probe_runs_others_ask_for_a_place_and_claim_nothing_else(
 ) -> None:
     """A claim of the other types would walk over all that waits for the breaker."""
     with calling(dsn, other, cooldown=0.2) as worker:
-        break_it(dsn, bus, other)
+        break_it(dsn, bus, other, worker)
         other.answers.clear()
         made = len(other.calls)
         send(bus, count=2)

@@ -10,6 +10,7 @@ from handlers import Gate, await_rest, found, kinds, running
 from other_side import (
     LATER,
     OtherSide,
+    await_notifications,
     await_state,
     bound_to,
     break_it,
@@ -45,16 +46,25 @@ def test_calls_are_not_made_while_it_is_open_and_are_made_again_after_a_good_pro
     dsn: str, bus: CommandBus, other: OtherSide, type: str
 ) -> None:
     other.fail()
-    with calling(dsn, other, cooldown=0.5) as worker:
+    with calling(dsn, other, cooldown=600) as worker:
         ids = bus.send_many([SendRequest("payments", type)] * 12)
         await_state(dsn, "OPEN")
-        bus.wait("payments", bus.send("payments", "Noop"), 5)
+        await_notifications(dsn, [worker])
+        bus.wait("payments", bus.send("payments", "Noop"), 20)
+
+        def are_kept() -> bool:
+            records = [found(bus, id_) for id_ in ids]
+            met_it = [each.error_code or type == "Charge" for each in records]
+            return all(met_it) and {each.status for each in records} == {"PENDING"}
+
+        eventually(are_kept)
         made = len(other.calls)
         assert 3 <= made <= 8
         stays(lambda: len(other.calls) == made, 0.1)
         waiting = [found(bus, id_) for id_ in ids if found(bus, id_).attempts == 0]
         assert len(waiting) == 12 - made
         other.error = None
+        bus.breakers.set("stripe", cooldown=0.1)
         eventually(lambda: len(bus.query(status="COMPLETED", type=type)) == 12 - made)
         assert state(dsn) == "CLOSED"
         assert {found(bus, r.command_id).attempts for r in waiting} == {1}
@@ -66,8 +76,8 @@ def test_calls_are_not_made_while_it_is_open_and_are_made_again_after_a_good_pro
 def test_what_was_kept_runs_as_soon_as_an_operator_or_a_probe_lets_it(
     dsn: str, bus: CommandBus, other: OtherSide, connection: psycopg.Connection, closing: str
 ) -> None:
-    with calling(dsn, other, cooldown=600):
-        break_it(dsn, bus, other)
+    with calling(dsn, other, cooldown=600) as worker:
+        break_it(dsn, bus, other, worker)
         deferred, bound = bus.send("payments", "Ask"), bus.send("payments", "Charge")
         eventually(lambda: found(bus, deferred).error_code == "BREAKER_OPEN")
         assert kinds(bus, deferred) == ["SENT", "RECEIVED"]
@@ -80,7 +90,7 @@ def test_what_was_kept_runs_as_soon_as_an_operator_or_a_probe_lets_it(
         else:
             getattr(bus.breakers, closing)("stripe")
         for each in (bound, deferred):
-            bus.wait("payments", each, 5)
+            bus.wait("payments", each, 20)
             assert found(bus, each).attempts == 1
 
 
@@ -97,7 +107,7 @@ def test_what_is_deferred_while_it_closes_runs_soon(
             "UPDATE cmdbus.scheduled SET error_code = 'BREAKER_OPEN', error_message = %s",
             (str(BreakerOpenError("stripe", 600.0)),),
         )
-        bus.wait("payments", late, 5)
+        bus.wait("payments", late, 20)
 
 
 def test_a_node_logs_once_that_a_breaker_opens_and_once_that_it_is_closed_again(
@@ -108,8 +118,8 @@ def test_a_node_logs_once_that_a_breaker_opens_and_once_that_it_is_closed_again(
         return [each.message for each in found if each.levelno == level]
 
     caplog.set_level(logging.INFO)
-    with calling(dsn, other, cooldown=0.1):
-        break_it(dsn, bus, other)
+    with calling(dsn, other, cooldown=0.1) as worker:
+        break_it(dsn, bus, other, worker)
         eventually(lambda: logged(logging.WARNING))
         send(bus, count=3)
         eventually(lambda: len(bus.breakers.audit("stripe")) >= 5)
@@ -164,11 +174,11 @@ def test_an_open_breaker_leaves_the_process_at_rest(
     dsn: str, bus: CommandBus, other: OtherSide
 ) -> None:
     with calling(dsn, other, cooldown=600) as worker:
-        break_it(dsn, bus, other)
+        break_it(dsn, bus, other, worker)
         send(bus, count=5)
 
         eventually(lambda: not bus.query(status="IN_PROGRESS"))
-        bus.wait("payments", bus.send("payments", "Noop"), 5)
+        bus.wait("payments", bus.send("payments", "Noop"), 20)
         await_rest(worker, 0.2)
 
 
@@ -176,7 +186,7 @@ def test_a_process_is_at_rest_once_it_is_closed_again_or_nothing_waits_behind_it
     dsn: str, bus: CommandBus, other: OtherSide
 ) -> None:
     with calling(dsn, other, cooldown=0.2) as worker:
-        break_it(dsn, bus, other)
+        break_it(dsn, bus, other, worker)
         eventually(lambda: scalar_of(dsn, "retry_at < clock_timestamp()"))
         await_rest(worker, 0.2)
         other.error = None
@@ -189,11 +199,11 @@ def test_errors_that_do_not_count_do_not_open_it_but_end_a_probe(
     dsn: str, bus: CommandBus, other: OtherSide
 ) -> None:
     other.fail(KeyError("amount"))
-    with calling(dsn, other, cooldown=0.2):
+    with calling(dsn, other, cooldown=0.2) as worker:
         send(bus, count=6)
         eventually(lambda: len(other.calls) == 6)
         assert state(dsn) == "CLOSED"
-        break_it(dsn, bus, other)
+        break_it(dsn, bus, other, worker)
         other.fail(KeyError("amount"))
         send(bus)
         eventually(lambda: len(bus.breakers.audit("stripe")) >= 3)
@@ -242,11 +252,11 @@ def test_a_handler_may_go_on_without_the_call(dsn: str, bus: CommandBus, other: 
                 return "later"
         return other()
 
-    registry = bound_to(other, call)
+    registry = bound_to(other, call, cooldown=600)
     registry.register("payments", "Fallback", call)
-    with running(dsn, registry):
+    with running(dsn, registry) as worker:
         assert bus.call("payments", "Fallback") == "answered"
-        break_it(dsn, bus, other)
+        break_it(dsn, bus, other, worker)
         made = len(other.calls)
         assert bus.call("payments", "Fallback") == "later"
         assert len(other.calls) == made
@@ -260,7 +270,7 @@ def test_an_unknown_breaker_is_said_at_the_call(
 
     with running(dsn, bound_to(other, call)):
         sent = bus.send("payments", "Charge", max_attempts=5)
-        record = bus.wait("payments", sent, 5)
+        record = bus.wait("payments", sent, 20)
     assert (record.error_code, record.attempts) == ("UNKNOWN_BREAKER", 1)
     assert record.error_message == (
         "context.breaker('stirpe') is a breaker that the registry does not declare: did you mean "
@@ -271,16 +281,17 @@ def test_an_unknown_breaker_is_said_at_the_call(
 def test_an_operator_keeps_it_open_until_one_closes_it(
     dsn: str, bus: CommandBus, other: OtherSide
 ) -> None:
-    with calling(dsn, other, cooldown=0.1):
+    with calling(dsn, other, cooldown=0.1) as worker:
         await_state(dsn, "CLOSED")
         bus.breakers.open("stripe", operator="ann", reason="maintenance")
+        await_notifications(dsn, [worker])
         sent = bus.send("payments", "Charge")
         stays(lambda: not other.calls, 0.5)
         assert bus.explain("payments", sent) == (
             "It waits: the breaker stripe is open until an operator closes it."
         )
         bus.breakers.close("stripe", operator="ann")
-        assert bus.wait("payments", sent, 5).status == "COMPLETED"
+        assert bus.wait("payments", sent, 20).status == "COMPLETED"
 
 
 def test_limits_and_breakers_of_one_type_hold_together(
@@ -296,8 +307,8 @@ def test_limits_and_breakers_of_one_type_hold_together(
     registry.register(
         "payments", "Charge", charge, breaker="stripe", concurrency=1, fair=True, retry=LATER
     )
-    with running(dsn, registry, concurrency=4):
-        break_it(dsn, bus, other)
+    with running(dsn, registry, concurrency=4) as worker:
+        break_it(dsn, bus, other, worker)
         other.error = None
         bus.send_many([SendRequest("payments", "Charge", key, key=key) for key in "aabbcc"])
         eventually(lambda: sum(gate.inside for gate in gates.values()) == 1)
