@@ -4,7 +4,9 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 
 import psycopg
 import pytest
@@ -56,7 +58,7 @@ def test_when_the_thread_that_reads_has_its_result_another_one_reads(
             claim = claimer.claim_one()
             assert claim.caller is not None
             assert claimer.settle(ended(claim)) == []
-            assert result.result(3) is None
+            assert result.result(20) is None
 
 
 def test_a_call_whose_notification_is_not_sent_checks_after_some_time(
@@ -88,7 +90,7 @@ def test_a_lost_session_is_replaced_and_its_calls_check_at_once(
             end = LISTENING.replace("count(*)", "count(pg_terminate_backend(pid, 5000))")
             assert rows(dsn, end) == [(1,)]
         gate.open.set()
-        assert [result.result(5) for result in results] == ["through"] * 3
+        assert [result.result(20) for result in results] == ["through"] * 3
 
 
 def test_a_call_survives_a_server_that_is_away(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -106,21 +108,35 @@ def test_a_call_survives_a_server_that_is_away(dsn: str, caplog: pytest.LogCaptu
         assert len(warnings) == 1
 
 
+def error_of_call(dsn: str, lost: Callable[[Proxy], AbstractContextManager[None]]) -> TimeoutError:
+    """Of one that was heard before the server was `lost`; on a busy machine that takes longer."""
+    for timeout in (1.5, 15.0):
+        with (
+            Proxy(dsn) as proxy,
+            CommandBus(proxy.dsn) as bus,
+            calling(bus, timeout=timeout) as call,
+        ):
+            eventually(lambda: is_heard(bus) or call.done(), 20)
+            with lost(proxy), pytest.raises(TimeoutError) as raised:
+                call.result(timeout + 8)
+        if "PENDING" not in str(raised.value):
+            break
+    return raised.value
+
+
 def test_the_state_that_could_not_be_read_is_named_with_its_cause(dsn: str) -> None:
-    with Proxy(dsn) as proxy, CommandBus(proxy.dsn) as bus, calling(bus, timeout=1.5) as call:
-        eventually(lambda: is_heard(bus))
-        with proxy.away(), pytest.raises(TimeoutError, match="cannot be read") as raised:
-            call.result(10)
-    assert raised.value.__cause__ is not None
+    error = error_of_call(dsn, Proxy.away)
+    assert "cannot be read" in str(error) and error.__cause__ is not None
 
 
 def test_a_call_does_not_wait_much_longer_than_its_timeout_for_a_silent_server(dsn: str) -> None:
-    with Proxy(dsn) as proxy, CommandBus(proxy.dsn) as bus, calling(bus, timeout=1.5) as call:
-        eventually(lambda: is_heard(bus))
+    @contextmanager
+    def silent(proxy: Proxy) -> Iterator[None]:
         proxy.freeze(new_ones=True)
         proxy.cut()
-        with pytest.raises(TimeoutError, match="cannot be read"):
-            call.result(9)
+        yield
+
+    assert "cannot be read" in str(error_of_call(dsn, silent))
 
 
 @pytest.mark.process
@@ -173,7 +189,7 @@ def test_closing_the_bus_ends_its_calls(dsn: str) -> None:
         bus.close()
         for result in results:
             with pytest.raises(psycopg.OperationalError, match="this CommandBus is closed"):
-                result.result(2)
+                result.result(10)
 
 
 @pytest.mark.parametrize("autocommit", [False, True])
@@ -196,7 +212,8 @@ def test_a_call_works_behind_a_pooler(
     dsn: str, mode: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In transaction mode nothing is heard: it checks, and says so once."""
-    monkeypatch.setattr(call_listener, "_GREETING_SECONDS", 0.2)
+    if mode == "transaction":
+        monkeypatch.setattr(call_listener, "_GREETING_SECONDS", 0.2)
     with (
         pgbouncer(dsn, mode, server_round_robin=True) as pooled,
         CommandBus(pooled) as bus,

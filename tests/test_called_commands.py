@@ -82,7 +82,7 @@ def test_a_called_command_that_cannot_be_stored_comes_to_troubleshooting(
         running(dsn, handling(answer)),
         pytest.raises(CommandFailedError, match="OUTCOME_NOT_STORABLE"),
     ):
-        bus.call("payments", "Debit", timeout=4)
+        bus.call("payments", "Debit", timeout=20)
 
 
 def test_the_mark_of_a_call_outlives_troubleshooting(
