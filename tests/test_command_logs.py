@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from eventually import eventually
-from handlers import LADDER, ONCE, SOON, Gate, handling, run, running
+from handlers import ONCE, SOON, Gate, handling, run, running
 
 from cmdbus import (
     BreakerOpenError,
@@ -208,7 +208,7 @@ def test_a_timeout_is_logged_with_the_stack_of_its_handler(
     def hang(command: Command, context: Context) -> None:
         over.wait(20)
 
-    with running(dsn, handling(hang, retry=ONCE), concurrency=1, timeouts=LADDER):
+    with running(dsn, handling(hang, retry=ONCE, timeout=0.4), concurrency=1):
         sent = bus.send("payments", "Debit")
         bus.wait("payments", sent)
         eventually(lambda: ends(caplog, sent))

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 from django_support import set_up
-from handlers import LADDER, SOON, running
+from handlers import SOON, running
 from queries import rows
 
 from cmdbus import (
@@ -104,8 +104,8 @@ def test_a_timeout_is_a_timeout_error(django_dsn: str) -> None:
     def hang(command: Command, context: Context) -> None:
         end.wait(20)
 
-    registry = handling(hang, retry=RetryPolicy(max_attempts=1))
-    with CommandBus(django_dsn) as bus, running(django_dsn, registry, timeouts=LADDER):
+    registry = handling(hang, retry=RetryPolicy(max_attempts=1), timeout=0.4)
+    with CommandBus(django_dsn) as bus, running(django_dsn, registry):
         result = finished(bus, charge.enqueue(7))
         end.set()
     assert (result.status, result.attempts) == (FAILED, 1)

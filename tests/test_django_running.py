@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from django.db import transaction
 from eventually import eventually
-from handlers import LADDER
 from running_tasks import MODULE, ended, running_tasks, task_settings, tasks_setting
 
 from cmdbus import CommandBus, HandlerRegistry
@@ -169,7 +168,7 @@ def test_a_hung_task_fails_with_a_timeout_and_writes_nothing(dsn: str, bus: Comm
     with task_settings(tasks_setting(timeout=0.4)) as tasks:
         tasks.may_go_on.clear()
         sent = tasks.write_and_hang.enqueue("hangs")
-        with running_tasks(dsn, timeouts=LADDER):
+        with running_tasks(dsn):
             [result] = ended(bus, sent)
             tasks.may_go_on.set()
     assert path_of(result) == "builtins.TimeoutError"
