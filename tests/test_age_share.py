@@ -177,7 +177,7 @@ def test_commands_that_wait_at_a_limit_run_beside_claims_by_age(
     with running(dsn, handling(), concurrency=2, age_share=100, poll_interval=60) as worker:
         await_rest(worker, 0.1)
         for _ in range(3):
-            bus.wait("payments", bus.send("payments", "Debit"), 2)
+            bus.wait("payments", bus.send("payments", "Debit"), 20)
             await_rest(worker, 0.1)
 
 

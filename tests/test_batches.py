@@ -170,7 +170,7 @@ def test_a_canceled_batch_ends_when_the_last_running_command_has(
     assert len(bus.query("replies", limit=20)) == 10
     claimer.settle(ended(again, RETRY))
     see_to = BatchRound(claimer.statements)
-    assert 0 < see_to.run(connection) < 60
+    assert 0 < see_to.run(connection) < 600  # 50 times what its search has taken, at least
     assert batch_of(bus, batch_id).canceled == 509, "it does not run again"
     bus.cancel_batch(batch_id, reason="in vain")
     claimer.settle(ended(running))

@@ -1,6 +1,7 @@
 """scripts/chaos: its schedule, its checks, and that a bus without its fence does not pass."""
 
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -199,6 +200,7 @@ def test_each_producer_is_reaped_though_another_one_goes_on() -> None:
     # What goes on ends with its input.
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as goes_on:
         ended = subprocess.Popen(["true"])
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         assert running_after(0.5, [goes_on, ended]) == [goes_on]
         assert not psutil.pid_exists(ended.pid)
 
@@ -238,18 +240,18 @@ def test_a_reply_that_is_lost_belongs_to_a_request_that_was_carried_out(
                 counts = direct.execute("SELECT n, count(*) FROM t GROUP BY 1 ORDER BY 1")
                 assert counts.fetchall() == [(0, 10), (1, 2)]
             assert proxy.lost == {"insert": 2}
-            assert not is_late(proxy, proxy.listen("127.0.0.1"))
+            assert not is_late(proxy.listen("127.0.0.1"), 20)
             with proxy.trickling():
-                assert is_late(proxy, proxy.dsn)
+                assert is_late(proxy.dsn, 2)
         finally:
             proxy.close()
         eventually(lambda: not [t for t in threading.enumerate() if "_accept" in t.name])
 
 
-def is_late(proxy: Any, dsn: str) -> bool:
+def is_late(dsn: str, seconds: int) -> bool:
     """The server's answer to nothing but a new client."""
     try:
-        psycopg.connect(dsn, connect_timeout=2).close()
+        psycopg.connect(dsn, connect_timeout=seconds).close()
     except psycopg.OperationalError:
         return True
     return False

@@ -52,7 +52,7 @@ class Traffic:
     def _repeat(self, move: Callable[..., None], until: float, rand: random.Random) -> None:
         statements = ClaimStatements("cmdbus", LEASE)
         with connect(self._dsn) as connection, CommandBus(self._dsn) as bus:
-            connection.execute("SET lock_timeout = '1s'")
+            connection.execute("SET lock_timeout = '20s'")
             statements.register(connection, "tester")
             while time.monotonic() < until and not self.errors:
                 try:

@@ -107,7 +107,10 @@ def test_a_bus_keeps_few_connections(dsn: str) -> None:
         threads = [threading.Thread(target=send) for _ in range(16)]
         for thread in threads:
             thread.start()
-        own = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'cmdbus:bus'"
+        own = (
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'cmdbus:bus'"
+            " AND datname = current_database()"
+        )
         for thread in threads:
             row = watcher.execute(own).fetchone()
             assert row is not None and row[0] <= 4

@@ -86,7 +86,7 @@ def test_a_worker_is_as_fast_as_its_threads_and_a_loop_with_pauses_would_not_be(
         ratios.append(ratio())
     assert min(ratios) <= 1.3, ratios
     # Its poll is a hundredth of what is usual: with one of 10 s it is a hundred times slower.
-    naive = by_naive_loop(dsn, bus, 24, seconds, 0.1) / by_bare_threads(24, seconds)
+    naive = by_naive_loop(dsn, bus, 24, seconds, 0.1) / (24 / THREADS * seconds)
     assert naive > 2
 
 
