@@ -5,10 +5,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+import pytest
 from eventually import eventually
 from handlers import LADDER, ONCE, Gate, handling, running
 
 from cmdbus import Command, CommandBus, Context
+from cmdbus.worker import watch
 
 
 class Written(logging.Handler):
@@ -52,6 +54,26 @@ def test_a_command_that_hangs_with_the_lock_of_the_log_is_settled(
         assert not [line for line in log.lines if "failed in attempt" in line]
         gate.open.set()
         eventually(lambda: [line for line in log.lines if "failed in attempt 1 of 1" in line])
+
+
+def test_a_process_that_stalls_still_settles_what_hangs_with_the_lock_of_the_log(
+    dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line about the stall needs that lock, too."""
+    monkeypatch.setattr(watch, "_STALL_SECONDS", 0.0)
+    gate = Gate()
+
+    def hang(command: Command, context: Context) -> None:
+        with log.lock or nullcontext():
+            gate(command, context)
+
+    registry = handling(hang, "Hang", retry=ONCE)
+    with written() as log, running(dsn, registry, concurrency=1, timeouts=LADDER):
+        hung = bus.send("payments", "Hang")
+        gate.wait_for(1)
+        assert bus.wait("payments", hung).error_code == "TIMEOUT"
+        gate.open.set()
+        eventually(lambda: [line for line in log.lines if "the process stalled for" in line])
 
 
 def test_an_instrument_that_hangs_keeps_neither_timeouts_nor_the_stop_waiting(

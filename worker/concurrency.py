@@ -5,6 +5,7 @@ have them all.
 """
 
 import logging
+from functools import partial
 from threading import RLock
 
 from cmdbus.board.board import Board
@@ -141,7 +142,8 @@ class Concurrency:
         except (RuntimeError, NoSlotError) as error:
             if not (isinstance(error, NoSlotError) or cannot_start_thread(error)):
                 raise
-            logger.warning("cannot start more threads (%s): going on with fewer", error)
+            message = "cannot start more threads (%s): going on with fewer"
+            threads.log(partial(logger.warning, message, error))
             policy.refuse(threads.count)
             self._resize(policy.threads, policy.reason)
 

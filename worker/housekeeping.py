@@ -94,7 +94,8 @@ class Housekeeping:
         if now > self._due:
             self._due = float("inf")
             self._connection.abort_io()
-            logger.warning("housekeeping waits for a database that does not answer: reconnecting")
+            what = "housekeeping waits for a database that does not answer: reconnecting"
+            self._pool.log(partial(logger.warning, what))
 
     def _run(self) -> None:
         self._slot.occupy(-1, time.monotonic_ns())
@@ -131,16 +132,20 @@ class Housekeeping:
                 self._connection.close()
         except Exception as error:
             if cannot_start_thread(error) or isinstance(error, NoSlotError):
-                self._warn_once(str(error))
+                # Perhaps there is no thread that could write it.
+                self._warn_once(str(error), beside=False)
             else:
-                logger.exception("housekeeping failed, and is tried again")
+                what = "housekeeping failed, and is tried again"
+                self._pool.log(partial(logger.error, what, exc_info=error))
                 self._connection.drop()
         finally:
             self._due = float("inf")
 
-    def _warn_once(self, error: str) -> None:
+    def _warn_once(self, error: str, *, beside: bool = True) -> None:
+        """`beside`: another thread writes it."""
         if error != self._last_warning:
-            logger.warning("housekeeping failed, and is tried again: %s", error)
+            warn = partial(logger.warning, "housekeeping failed, and is tried again: %s", error)
+            self._pool.log(warn) if beside else warn()
         self._last_warning = error
 
     def _settle_old(self) -> None:
@@ -165,9 +170,10 @@ class Housekeeping:
     def _wait(self) -> None:
         """Waits until something is claimed. Clears first, then checks: a thread that claims does
         the opposite."""
-        self._last_warning = ""
         self._pipeline.in_flight.filled.clear()
-        if not (self._pipeline.busy or self._timed_out or self._stopping.is_set()):
+        has_work = self._pipeline.busy or self._timed_out or self._pipeline.unsettled.log
+        if not (has_work or self._stopping.is_set()):
+            self._last_warning = ""
             self._pipeline.in_flight.filled.wait()
 
     def _replace(self) -> None:
@@ -222,7 +228,7 @@ class Housekeeping:
         thread.connection.abort_io()
         thread.connection.take_away()
         self._pool.replace(thread, with_lead=leads)
-        self._pipeline.unsettled.log.add(partial(logger.error, "%s\n%s", what, stack))
+        self._pool.log(partial(logger.error, "%s\n%s", what, stack))
 
     def _renew(self) -> None:
         now = time.monotonic()

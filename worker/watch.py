@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from cmdbus.board.board import Node
@@ -69,9 +70,8 @@ class Watch:
         beat(self.node, self.setup.telemetry, self.setup.timeouts)
         self._check_due()
         if late > _STALL_SECONDS:
-            logger.warning(
-                "the process stalled for %.1f s: extending all deadlines by that time", late
-            )
+            message = "the process stalled for %.1f s: extending all deadlines by that time"
+            self.threads.log(partial(logger.warning, message, late))
 
     def _check_due(self) -> None:
         for thread, work in self.threads.give_up_late(time.monotonic()):
