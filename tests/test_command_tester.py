@@ -54,7 +54,7 @@ def test_travel_ends_the_step_of_a_process_at_its_deadline(
         registry.register("bookings", type, lambda command, context: None)
     bus.start_process("trips", "Booking", Trip(), connection=sender)
     tester.run_commands(registry, sender, until="idle")
-    tester.travel(seconds=1, connection=sender)
+    tester.travel(minutes=1, connection=sender)
     done = tester.run_commands(registry, sender, until="idle")
     assert [each.type for each in done if each.domain == "bookings"] == ["CancelFlight"]
 

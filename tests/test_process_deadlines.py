@@ -10,7 +10,9 @@ from trips import (
     ShortBooking,
     answered,
     await_end,
+    await_status,
     booked,
+    pass_deadline,
     registry_of,
     taken,
     traveling,
@@ -26,6 +28,7 @@ def test_a_deadline_fails_a_step_whose_handler_still_runs(
     gate = Gate(leave_effect)
     with traveling(dsn, bus, ShortBooking(), Hotel=gate) as process_id:
         gate.wait_for(1)
+        pass_deadline(dsn)
         record = await_end(bus, process_id)
         gate.open.set()
         eventually(lambda: gate.inside == 0)
@@ -40,6 +43,8 @@ def test_a_deadline_fails_a_step_whose_handler_still_runs(
 
 def test_a_deadline_cancels_a_command_in_troubleshooting(dsn: str, bus: CommandBus) -> None:
     with traveling(dsn, bus, ShortBooking(), Hotel=PERMANENT) as process_id:
+        await_status(bus, process_id, "WAITING_FOR_TSQ")
+        pass_deadline(dsn)
         assert await_end(bus, process_id).status == "COMPENSATED"
     assert bus.troubleshooting.count() == 0
 
