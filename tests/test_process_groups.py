@@ -1,6 +1,7 @@
 """Replies to several processes that are handled in one transaction: whatever one of them does,
 each process takes its step once."""
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+import pytest
 from eventually import eventually, stays
 from handlers import LADDER, leave_effect, running
 from queries import rows, scalar
@@ -97,18 +99,30 @@ def test_replies_to_several_processes_share_a_transaction(dsn: str, bus: Command
     assert min(transactions) < COUNT
 
 
-def test_an_error_in_a_group_is_that_of_its_own_process(dsn: str, bus: CommandBus) -> None:
+def test_an_error_in_a_group_is_that_of_its_own_process(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a thread takes that reply alone, others are tried."""
+    caplog.set_level(logging.DEBUG, "cmdbus.worker.execution.group_execution")
+
     def fail(calls: int) -> None:
         if calls < 3:  # in the group, and by itself
             raise TransientCommandError("BUSY", "try again")
 
-    manager = Watched(fail)
-    with replied(dsn, bus, manager) as ids:
-        bus.resume("trips")
-        eventually(lambda: moved(bus, ids))
-        eventually(lambda: are_completed(bus, ids))
-    assert [reply.attempts for reply in replies(bus, ids)] == [*[1] * (COUNT - 1), 2]
-    assert manager.calls[str(COUNT - 1)] == 3  # one was in a group that was rolled back
+    for _ in range(5):
+        manager = Watched(fail)
+        with replied(dsn, bus, manager) as ids:
+            bus.resume("trips")
+            eventually(partial(moved, bus, ids))
+            eventually(partial(are_completed, bus, ids))
+        *others, attempts = [reply.attempts for reply in replies(bus, ids)]
+        assert others == [1] * (COUNT - 1)
+        assert manager.calls[str(COUNT - 1)] == 3
+        was_in_group = "commands run singly" in caplog.text  # which was rolled back
+        assert attempts == (2 if was_in_group else 3)
+        if was_in_group:
+            break
+    assert was_in_group
 
 
 def test_a_process_that_another_worker_must_run_fails_no_group(dsn: str, bus: CommandBus) -> None:
