@@ -14,9 +14,9 @@ from uuid import UUID
 import psycopg
 import pytest
 from claiming import Claimer, ended
-from eventually import eventually, stays
+from eventually import eventually
 from forks import forked, result_of_child
-from handlers import beside, connect
+from handlers import await_renewals, beside, connect
 from psycopg.conninfo import make_conninfo
 from queries import await_lock_waits, rows
 from reading import SESSIONS, answer, states
@@ -228,11 +228,12 @@ def test_a_reply_whose_readers_die_goes_to_an_operator(dsn: str, claimer: Claime
 
 
 def test_the_lease_is_renewed_while_the_body_runs(
-    dsn: str, bus: CommandBus, claimer: Claimer, connection: psycopg.Connection
+    dsn: str, bus: CommandBus, claimer: Claimer
 ) -> None:
     answer(bus, claimer)
-    for _ in bus.replies("orders", timeout=0.1, lease=0.3):
-        stays(lambda: states(bus) == ["IN_PROGRESS"], 1.0)
+    for reply in bus.replies("orders", timeout=0.1, lease=2):
+        await_renewals(dsn, reply.reply_id, times=2)
+        assert states(bus) == ["IN_PROGRESS"]
         assert list(bus.replies("orders", timeout=0.1)) == []
     assert states(bus) == ["COMPLETED"]
 
