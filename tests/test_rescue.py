@@ -183,7 +183,7 @@ def test_what_lies_in_a_dead_clients_socket_claims_nothing_for_the_dead(
         pgconn = gone.session.pgconn
         pgconn.enter_pipeline_mode()
         for query in (
-            "SELECT pg_sleep(1)",
+            "SELECT pg_sleep(20)",
             "UPDATE cmdbus.ready SET token = token + 1, claimer = "
             f"{gone.statements.incarnation}, lease_until = clock_timestamp() + '1 hour'",
         ):
@@ -191,7 +191,7 @@ def test_what_lies_in_a_dead_clients_socket_claims_nothing_for_the_dead(
             pgconn.pipeline_sync()
         while pgconn.flush():
             pass
-        active = "SELECT 1 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(1)'"
+        active = "SELECT 1 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(20)'"
         eventually(lambda: rows(dsn, active + " AND state = 'active'"))
         with socket.socket(fileno=os.dup(pgconn.socket)) as client:
             client.shutdown(socket.SHUT_RDWR)  # as when its client was killed
@@ -314,7 +314,8 @@ def test_the_commands_of_a_process_that_went_run_again_before_their_leases_end(
     revived."""
     worker = WorkerProcess(dsn, lease=1000, board=tmp_path / "board")
     try:
-        sent = bus.send("payments", "Debit", 1.0)
+        go = tmp_path / "go"
+        sent = bus.send("payments", "Debit", str(go))
         effect = (
             "SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction'"
             " AND datname = current_database() AND query LIKE 'INSERT INTO effect%'"
@@ -333,6 +334,7 @@ def test_the_commands_of_a_process_that_went_run_again_before_their_leases_end(
             [again] = next_one.claim(1)
             assert (again.command_id, again.losses, again.attempts) == (sent, 1, 0)
             if how is signal.SIGSTOP:
+                go.touch()
                 worker.send(signal.SIGCONT)
                 later = bus.send("payments", "Debit")
                 assert bus.wait("payments", later).status == "COMPLETED"

@@ -1,6 +1,7 @@
 """A worker in a process of its own, which has no steward.
 
-It leaves one effect row for each command, in the command's transaction; TERM stops it.
+It leaves one effect row for each command, in the command's transaction, and then waits for as many
+seconds as the data say, or until there is the file that they name; TERM stops it.
 """
 
 import os
@@ -15,6 +16,7 @@ from handlers import handling, leave_effect
 
 from cmdbus import Command, Context, RetryPolicy, Timeouts
 from cmdbus.board.board import Board
+from cmdbus.board.records import Role
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.worker import Worker
 from cmdbus.worker.pipeline.telemetry import SLOTS, Telemetry
@@ -22,7 +24,9 @@ from cmdbus.worker.pipeline.telemetry import SLOTS, Telemetry
 
 def debit(command: Command, context: Context) -> None:
     leave_effect(command, context)
-    if command.data:
+    if isinstance(command.data, str):
+        eventually(Path(command.data).exists, 20)
+    elif command.data:
         time.sleep(command.data)
 
 
@@ -61,7 +65,8 @@ def _run(dsn: str, lease: float, path: Path | None, ready: WakePipe) -> None:
     if path is not None:
         board = Board.create(path, seats=1, slots=SLOTS)
         seat = board.seat(0)
-        seat.enter(pid=os.getpid(), generation=0, now=time.monotonic_ns())
+        seat.assign(Role.WORKER, number=0, generation=1)
+        seat.enter(pid=os.getpid(), generation=1, now=time.monotonic_ns())
         worker._telemetry = Telemetry(board, seat)
     signal.signal(signal.SIGTERM, lambda *_: worker.stop(timeout=10))
     ready.put()
