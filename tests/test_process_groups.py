@@ -13,7 +13,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from eventually import eventually, stays
-from handlers import LADDER, leave_effect, running
+from handlers import leave_effect, running
 from queries import rows, scalar
 from trips import Booking, Trip, soon, taken
 
@@ -48,16 +48,19 @@ def replied(
     surroundings: ManagerFactory | None = None,
     around: Any = None,
     concurrency: int = 2 * COUNT,
-    **options: Any,
+    timeout: float | None = None,
 ) -> Iterator[list[UUID]]:
-    """Trips whose first replies wait in a domain that is paused."""
+    """Trips whose first replies wait in a domain that is paused. `timeout`: that of what handles
+    them."""
     registry = HandlerRegistry()
     registry.register_process(manager)
+    for handler in registry:
+        object.__setattr__(handler, "timeout", timeout)
     registry.django_surroundings = surroundings
     if around is not None:
         registry.around(domain="trips")(around)
     registry.register("bookings", "Flight", leave_effect)
-    with running(dsn, soon(registry), concurrency=concurrency, **options):
+    with running(dsn, soon(registry), concurrency=concurrency):
         # A worker handles one reply by itself, to learn how long that takes.
         first = bus.start_process("trips", "Booking", Trip("first"))
         eventually(lambda: len(taken(bus, first)) == 2)
@@ -159,7 +162,7 @@ def test_a_thread_that_hangs_in_a_group_costs_only_its_own_command_an_attempt(
         if calls == 1:
             release.wait(20)
 
-    with replied(dsn, bus, Watched(hang), timeouts=LADDER) as ids:
+    with replied(dsn, bus, Watched(hang), timeout=1.0) as ids:
         bus.resume("trips")
         eventually(lambda: moved(bus, ids))
         release.set()

@@ -9,7 +9,7 @@ import pytest
 import sentry_sdk
 from dead_workers import dead, rescued
 from eventually import eventually
-from handlers import LADDER, ONCE, Function, handling, running
+from handlers import ONCE, Function, handling, running
 from pydantic import BaseModel
 from sentries import sentry
 from sqlalchemy import text
@@ -193,7 +193,7 @@ def test_a_handler_that_times_out_is_an_event_with_its_stack_and_its_scope(
         eventually(lambda: context.canceled and (command.data["ends"] or taken.events), 20)
         raise ConnectionError("the bank has hung up")
 
-    with sentry() as taken, running(dsn, handling(hang, retry=ONCE), timeouts=LADDER):
+    with sentry() as taken, running(dsn, handling(hang, retry=ONCE, timeout=0.4)):
         sent = [bus.send("payments", "Debit", DATA | {"ends": ends}) for ends in (True, False)]
         eventually(lambda: len(taken.events) == 2)
     assert {event["tags"]["command_id"] for event in taken.events} == {*map(str, sent)}

@@ -7,10 +7,13 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 from eventually import eventually
-from handlers import LADDER, ONCE, Gate, handling, running
+from handlers import ONCE, Gate, handling, running
 
 from cmdbus import Command, CommandBus, Context
 from cmdbus.worker import watch
+
+#: Seconds until what hangs is given up.
+TIMEOUT = 0.4
 
 
 class Written(logging.Handler):
@@ -44,8 +47,8 @@ def test_a_command_that_hangs_with_the_lock_of_the_log_is_settled(
         with log.lock or nullcontext():
             gate(command, context)
 
-    registry = handling(hang, "Hang", retry=ONCE)
-    with written() as log, running(dsn, registry, concurrency=1, timeouts=LADDER):
+    registry = handling(hang, "Hang", retry=ONCE, timeout=TIMEOUT)
+    with written() as log, running(dsn, registry, concurrency=1):
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
         record = bus.wait("payments", hung)
@@ -67,8 +70,8 @@ def test_a_process_that_stalls_still_settles_what_hangs_with_the_lock_of_the_log
         with log.lock or nullcontext():
             gate(command, context)
 
-    registry = handling(hang, "Hang", retry=ONCE)
-    with written() as log, running(dsn, registry, concurrency=1, timeouts=LADDER):
+    registry = handling(hang, "Hang", retry=ONCE, timeout=TIMEOUT)
+    with written() as log, running(dsn, registry, concurrency=1):
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
         assert bus.wait("payments", hung).error_code == "TIMEOUT"
@@ -82,13 +85,13 @@ def test_an_instrument_that_hangs_keeps_neither_timeouts_nor_the_stop_waiting(
     """As an exporter does whose collector is away. No thread is free but housekeeping's, which ends
     what hangs and renews leases."""
     gate, ends = Gate(), threading.Event()
-    registry = handling(gate, "Hang", retry=ONCE)
-    with running(dsn, registry, concurrency=1, timeouts=LADDER) as worker:
+    registry = handling(gate, "Hang", retry=ONCE, timeout=TIMEOUT)
+    with running(dsn, registry, concurrency=1) as worker:
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
         assert worker._concurrency.threads
         worker._concurrency.threads.unsettled.log.add(lambda: ends.wait(20))
-        assert bus.wait("payments", hung, 5).error_code == "TIMEOUT"
+        assert bus.wait("payments", hung).error_code == "TIMEOUT"
         gate.open.set()
         worker.stop(timeout=0.1)
     ends.set()
@@ -105,10 +108,8 @@ def test_what_a_handler_that_was_given_up_ends_with_is_not_logged(
         gate(command, context)
         raise RuntimeError("too late")
 
-    with (
-        written() as log,
-        running(dsn, handling(hang, "Hang", retry=ONCE), concurrency=1, timeouts=LADDER),
-    ):
+    registry = handling(hang, "Hang", retry=ONCE, timeout=TIMEOUT)
+    with written() as log, running(dsn, registry, concurrency=1):
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
         assert bus.wait("payments", hung).error_code == "TIMEOUT"
