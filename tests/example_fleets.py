@@ -25,14 +25,23 @@ def await_ends(fleet: Fleet) -> dict[str, str]:
 
 
 def while_workers_are_killed(fleet: Fleet, ask: Callable[[int], object], count: int) -> None:
-    """Calls `ask` with the numbers up to `count`, by four threads, and kills all workers once for
-    each tenth of them."""
+    """Calls `ask` with the numbers up to `count`, by four threads, and kills workers in the midst
+    of each fifth of them."""
+    fifth = count // 5
     with ThreadPoolExecutor(4) as threads:
-        asked = [threads.submit(ask, number) for number in range(count)]
-        for last in asked[count // 10 :: count // 5]:
-            last.result()
-            pids = fleet.pids().values()
+        for first in range(0, count, fifth):
+            asked = [threads.submit(ask, number) for number in range(first, first + fifth)]
+            asked[fifth // 2].result()
+            pids = eventually(lambda: workers_that_have_settled(fleet), 30)
             kill(pids)
             fleet.await_successors(pids)
-        for each in asked:
-            each.result()
+            for each in asked:
+                each.result()
+
+
+def workers_that_have_settled(fleet: Fleet) -> list[int]:
+    """The pids of those that have ended a command. The death of another one counts as early, and
+    a few early deaths as a crash loop."""
+    claimers = {claimer for (claimer,) in fleet.query("SELECT claimer FROM cmdbus.finished")}
+    workers = fleet.workers().values()
+    return [seat.pid for seat in workers if seat.pid and seat.incarnation in claimers]
