@@ -43,7 +43,7 @@ def test_what_does_not_end_in_time_runs_again_uncharged(
     fleet.await_saying("stopping within")
     if further:
         eventually(lambda: order_again(fleet, *further))
-    assert fleet.wait(within=10) == 5
+    assert fleet.wait() == 5
     assert fleet.logged("has stopped: commands may be left without an outcome: those run again")
     assert fleet.living() == []
     assert fleet.outcomes(ids) == {("PENDING", 0): 12}, "handed back before the steward left"
@@ -101,7 +101,7 @@ def test_a_stop_while_it_starts_leaves_nothing(dsn: str, tmp_path: Path) -> None
     write_app(tmp_path, "import time; time.sleep(0.7)\nfrom fleet_app import registry as registry")
     with unstarted(dsn, tmp_path, procs=1) as fleet:
         fleet.start()
-        eventually(lambda: (fleet.directory / "cmdbus.pid").exists())
+        eventually(lambda: (fleet.directory / "cmdbus.pid").exists(), 30)
         assert fleet.stop() == 0
         fleet.assert_nothing_left()
         fleet.start()
@@ -144,7 +144,7 @@ def test_a_stop_during_a_reload_ends_the_check_of_the_application(
     (tmp_path / "slow").touch()
     before = {child.pid for child in psutil.Process(fleet.pid).children()}
     fleet.send_signal(signal.SIGHUP)
-    eventually(lambda: (tmp_path / "imports").exists())
+    eventually(lambda: (tmp_path / "imports").exists(), 30)
     [check] = {child.pid for child in psutil.Process(fleet.pid).children()} - before
     with control_group("freezer") if frozen else nullcontext() as group:
         if group is not None:
@@ -170,6 +170,6 @@ def test_orders_to_stop_that_are_repeated_put_nothing_off(fleet: Fleet) -> None:
                 fleet.send_signal(signal.SIGTERM)
             return not fleet.running
 
-        eventually(stopped)
+        eventually(stopped, 30)
     finally:
         kill(session, signal.SIGCONT)
