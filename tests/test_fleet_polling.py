@@ -41,7 +41,7 @@ def test_without_notifications_the_poll_finds_everything(
     eventually(lambda: fleet.look().listening)
 
 
-@pytest.mark.fleet(procs=1, threads=2, wake="poll", poll_interval=0.2)
+@pytest.mark.fleet(procs=1, threads=2, wake="poll", poll_interval=0.2, watchdog_timeout=20)
 def test_a_fleet_that_polls_drains_and_its_main_threads_beat_meanwhile(fleet: Fleet) -> None:
     """As behind a pooler without LISTEN. No heartbeat gets half as old as it may be."""
     assert not fleet.look().listening
@@ -57,7 +57,9 @@ def test_a_fleet_that_polls_drains_and_its_main_threads_beat_meanwhile(fleet: Fl
             assert age < watchdog / 2, f"worker {number} has beaten {age:.1f} s ago"
     eventually(lambda: fleet.query(waiting) == [(0,)], 20)
     assert fleet.query("SELECT last_value FROM cmdbus.armed") == [(0,)]
-    assert fleet.query("SELECT max(token), max(attempts) FROM cmdbus.finished") == [(1, 1)]
+    # A process that stalls may release what it has prefetched, which is claimed once more then.
+    assert fleet.query("SELECT max(attempts) FROM cmdbus.finished") == [(1,)]
+    assert fleet.query("SELECT kind FROM cmdbus.event") == [], "none was lost"
 
 
 @contextmanager
