@@ -23,6 +23,11 @@ from cmdbus import (
 
 Use = Callable[[Session], object]
 
+#: The sessions of this database that wait for a lock.
+WAITS = """
+    SELECT pid FROM pg_stat_activity
+    WHERE wait_event_type = 'Lock' AND datname = current_database()"""
+
 
 @pytest.fixture
 def application(dsn: str) -> str:
@@ -140,6 +145,7 @@ def test_a_deadlock_charges_the_command_as_with_raw_statements(
             threads.append(threading.Thread(target=lock_other_way, args=(2, 1)))
             threads[0].start()
             assert gate.open.wait(10)
+            eventually(lambda: rows(application, WAITS))  # before the server looks for a deadlock
         session.get_one(Account, 2, with_for_update=True)
 
     with running(application, handling(handle, retry=SOON)):
