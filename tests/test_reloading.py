@@ -33,6 +33,13 @@ def ask(command, context):
 """
 
 
+def write(path: Path, text: str) -> None:
+    """At once, as editors do: a file that is made empty first has changed twice."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
 def answers(fleet: Fleet) -> list[object]:
     """What the next command returns."""
     [sent] = fleet.send("Ask")
@@ -57,14 +64,14 @@ def test_a_changed_file_reloads_the_fleet_and_a_broken_one_does_not(
     fleet.start()
     pids = fleet.wait_until_ready()
     assert answers(fleet) == [1]
-    handlers.write_text("this is no Python")
+    write(handlers, "this is no Python")
     fleet.await_saying("not reloaded, the fleet goes on as it is: app: importing shop failed")
     assert fleet.pids() == pids
     assert answers(fleet) == [1]
-    handlers.write_text(HANGING)
+    write(handlers, HANGING)
     # In the process that watches, and in the one that checks the application.
-    eventually(lambda: len([*tmp_path.glob("hangs.*")]) == 2)
-    handlers.write_text(HANDLERS.format(answer=22))
+    eventually(lambda: len([*tmp_path.glob("hangs.*")]) == 2, 30)
+    write(handlers, HANDLERS.format(answer=22))
     fleet.await_successors(pids.values())
     assert answers(fleet) == [22]
     assert fleet.logged("has changed") == [f"{handlers} has changed"] * 3
@@ -83,7 +90,7 @@ def test_files_are_found_while_an_import_hangs_and_if_their_names_are_no_text(
     reader, writer = os.pipe()
     os.close(reader)
     with closing(AppFiles("shop:registry", writer)) as files:
-        eventually(lambda: found.update(files.read()) or len(found) > 1)  # type: ignore[func-returns-value]
+        eventually(lambda: found.update(files.read()) or len(found) > 1, 30)  # type: ignore[func-returns-value]
     os.close(writer)
     assert {place / "shop.py", place / "hanging.py"} <= found
 
