@@ -137,7 +137,7 @@ def test_many_that_wait_for_a_tag_cost_the_claims_of_others_nothing(
     began = time.monotonic()
     with running(dsn, tagged()) as worker:
         for _ in range(others):
-            bus.wait("payments", bus.send("payments", "Debit"), 5)
+            bus.wait("payments", bus.send("payments", "Debit"), 30)
         await_rest(worker)
     walks = 10 + 10 * (time.monotonic() - began)
     with connect(dsn) as watcher:
