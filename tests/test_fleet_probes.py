@@ -86,6 +86,7 @@ def test_a_killed_process_loses_at_most_the_counts_of_its_last_round_trip(
         os.kill(pid, signal.SIGKILL)
         killed.add(pid)
     fleet.await_completions(670 * kills, 60)
+    eventually(lambda: fleet.steward() not in {None, *killed}, 30)
     finished = "SELECT type, count(*) FROM cmdbus.finished GROUP BY type"
     completed = dict(fleet.query(finished))
     lost = kills * CLAIM_COUNT

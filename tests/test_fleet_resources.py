@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from eventually import eventually
-from fleet import Fleet, kill, write_app
+from fleet import Fleet, await_rest, kill, write_app
 from lab.debugger import held
 from surroundings import assert_goes_on, control_group, start_in
 
@@ -173,7 +173,8 @@ def test_a_process_that_does_not_die_of_sigkill_is_given_up(fleet: Fleet) -> Non
         assert fleet.effects(ids) == {1: 8}
         assert len(fleet.logged("survived SIGKILL (disk wait?)")) == 1
         assert len(fleet.logged("which was given up, has exited")) == 1
-        assert fleet.look().listening and fleet.look().armed
+        await_rest(fleet)
+        assert fleet.look().listening
 
 
 @pytest.mark.fleet(watchdog_timeout=60)
@@ -243,9 +244,10 @@ def test_a_command_that_takes_all_memory_goes_to_a_person_and_charges_nobody(fle
     with control_group("memory") as group:
         group.limit(300 << 20)
         start_in(group, fleet)
-        innocents = fleet.send("Debit", 3, data=0.5)
-        eventually(lambda: len(fleet.executing("Debit")) == 3)
+        innocents = fleet.start_gates(3)
         (id,) = fleet.send("Hog")
+        fleet.await_saying("perhaps because memory ran out (OOM)")
+        fleet.open_gate()
         fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", 0): 1}, within=40)
         assert fleet.trouble(id)[0] == "LOST"
         killed = fleet.logged("perhaps because memory ran out (OOM)")

@@ -203,14 +203,18 @@ def test_a_clock_that_jumps_by_an_hour_changes_nothing(fleet: Fleet, tmp_path: P
     fleet.start(shell='PYTHONPATH="$PWD:$PYTHONPATH" exec "$@"')
     before = fleet.wait_until_ready()
     later = fleet.send("Noop", 4, delay=1800)
+    leases = "SELECT max(lease_until) FROM cmdbus.ready WHERE domain = 'shop'"
     ids = []
     for jump in (3600, -3600):
         # Until after the next renewal of their leases, and due after the jump.
-        running = fleet.send("Debit", 8, data=1.2)
+        running = fleet.send("Gate", 8, data=f"open{jump}")
         soon = fleet.send("Debit", 4, delay=0.6)
-        eventually(lambda: len(fleet.executing("Debit")) == 8)
+        eventually(lambda: len(fleet.executing("Gate")) == 8)
         (tmp_path / "new").write_text(str(jump))
         (tmp_path / "new").rename(clock)
+        [(last,)] = fleet.query(leases)
+        eventually(lambda last=last: fleet.query(leases)[0][0] > last)  # type: ignore[misc]
+        (tmp_path / f"open{jump}").touch()
         ids += [*running, *soon, *fleet.send("Debit", 20)]
         fleet.await_completed(ids)
     assert fleet.effects(ids) == {1: 64}

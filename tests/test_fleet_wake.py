@@ -212,12 +212,17 @@ def test_a_listener_that_is_ended_listens_again_and_looks(fleet: Fleet) -> None:
     fleet.await_completed(fleet.send("Noop"))
 
 
-@pytest.mark.fleet(procs=1, threads=2, visibility_timeout=1.5, statement_timeout=1)
+@pytest.mark.fleet(procs=1, threads=2, visibility_timeout=6, thread_timeout=7, watchdog_timeout=8)
 def test_a_command_that_outlasts_its_lease_is_renewed_and_runs_once(
     fleet: Fleet, other: Fleet
 ) -> None:
-    """By the steward, for its node."""
-    ids = fleet.send("Debit", 2, 2.0)
+    """By the steward, for its node. What is seen to be extended is so again and again."""
+    ids = fleet.send("Gate", 2, data="open")
+    leases = "SELECT min(lease_until), max(lease_until) FROM cmdbus.ready WHERE domain = 'shop'"
+    eventually(lambda: len(fleet.executing("Gate") + other.executing("Gate")) == 2)
+    [(_, last)] = fleet.query(leases)
+    eventually(lambda: fleet.query(leases)[0][0] > last)
+    fleet.open_gate()
     fleet.await_completed(ids)
     assert fleet.effects(ids) == {1: 2}
     assert fleet.query("SELECT max(token) FROM cmdbus.finished") == [(1,)]
