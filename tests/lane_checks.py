@@ -13,6 +13,7 @@ from psycopg.rows import dict_row
 _ROUNDED = 1e-4
 
 Lane = tuple[str, str, str]
+SharedPlace = tuple[str, int | None]
 Row = dict[str, Any]
 
 
@@ -30,7 +31,8 @@ class LaneChecks:
         self._running = Counter[Lane]()
         #: Of ordered lanes.
         self._held = Counter[Lane]()
-        self._shared_places = Counter[str]()
+        #: By limit and, if it holds for each node, by worker.
+        self._shared_places = Counter[SharedPlace]()
         self._seen = set[tuple[UUID, int]]()
 
     def check(self, held_before: Collection[tuple[UUID, int]], *, none_is_open: bool) -> None:
@@ -60,22 +62,23 @@ class LaneChecks:
 
     def _check_places(self, places: list[Row]) -> None:
         """Above a limit that was lowered there may be some, but not more than before."""
-        running, shared = Counter[Lane](), Counter[str]()
+        running, shared = Counter[Lane](), Counter[SharedPlace]()
         self._known |= self._limits
         for row in places:
             running[_lane(row)] += 1
             for limit in self._known.values():
-                shared[limit.name] += limit.covers_type(row["domain"], row["type"])
+                place = limit.name, row["claimer"] if limit.per_node else None
+                shared[place] += limit.covers_type(row["domain"], row["type"])
         for lane, count in running.items():
             own = self._limit_of(lane)
             if own is not None:
                 most = 1 if own.ordered else own.concurrency
                 assert most is None or count <= max(most, self._running[lane]), (lane, count)
-        for limit in self._shared():
-            count = shared[limit.name]
-            if limit.concurrency is not None:
-                most = max(limit.concurrency, self._shared_places[limit.name])
-                assert count <= most, (limit.name, count)
+        for (name, node), count in shared.items():
+            concurrency = self._limits[name].concurrency if name in self._limits else None
+            if concurrency is not None and " " not in name:
+                most = max(concurrency, self._shared_places[name, node])
+                assert count <= most, (name, node, count)
         self._running, self._shared_places = running, shared
 
     def _shared(self) -> Iterator[Limit]:
@@ -141,7 +144,8 @@ class LaneChecks:
                 continue
             if waits_for is not None:
                 limit = self._limits[waits_for]
-                if limit.concurrency is None or self._shared_places[waits_for] >= limit.concurrency:
+                places = self._shared_places[waits_for, None]
+                if limit.concurrency is None or limit.per_node or places >= limit.concurrency:
                     continue
                 if any(limit.covers_type(domain, type) for domain, type, _ in turns):
                     continue

@@ -11,6 +11,7 @@ WORLDS = {
     "order": [Limit("payments Debit", ordered=True)],
     "skip": [Limit("payments Debit", ordered=True, on_trouble="skip")],
     "shared": [SHARED],
+    "per node": [SHARED._replace(per_node=True)],
     "both": [SHARED, Limit("payments Debit", concurrency=1), Limit("orders Ship", ordered=True)],
     "rate": [Limit("payments Debit", starts_per_second=200, burst=2)],
     "shared rate": [Limit("api", starts_per_second=300, burst=3, covers=("payments",))],
