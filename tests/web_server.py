@@ -9,16 +9,22 @@ from cmdbus.web.http.server import Server
 from cmdbus.web.http.settings import ServerSettings
 
 #: Seconds after which a client gives up.
-PATIENCE = 10.0
+PATIENCE = 20.0
 
 
 @contextmanager
 def serving(
-    application: Application, settings: ServerSettings | None = None, *, port: int = 0
+    application: Application,
+    settings: ServerSettings | None = None,
+    *,
+    port: int = 0,
+    started: bool = True,
 ) -> Iterator[Server]:
+    """With `started=False` the test itself starts it."""
     listener = socket.create_server(("127.0.0.1", port), backlog=1024)
     server = Server(listener, application, settings)
-    server.start()
+    if started:
+        server.start()
     try:
         yield server
     finally:
