@@ -213,8 +213,9 @@ def test_a_command_may_meet_several_sessions_with_an_old_plan(
     with running(dsn, handling(debit, retry=ONCE), concurrency=1), connect(dsn) as connection:
         bus.wait("payments", bus.send("payments", "Debit"))
         connection.execute("ALTER TABLE wide ADD COLUMN m int")
-        again = bus.send("payments", "Debit", delay=0.3)
-        note_old_plans(connection, again, failures)
+        with connection.transaction():
+            again = bus.send("payments", "Debit", connection=connection)
+            note_old_plans(connection, again, failures)
         assert bus.wait("payments", again).status is end
 
 
