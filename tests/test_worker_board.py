@@ -1,8 +1,10 @@
 """What a worker shows on the board, for the rescue of its claims."""
 
 from typing import Any
+from uuid import UUID
 
 import psycopg
+import pytest
 from eventually import eventually
 from handlers import ONCE, Gate, await_drained, beside, connect, handling, running, seat_of
 from queries import SESSIONS, end_sessions, rows
@@ -18,6 +20,7 @@ from cmdbus import (
 )
 from cmdbus.board.records import ClaimState, Phase
 from cmdbus.worker import Worker
+from cmdbus.worker.pipeline import local_queue
 
 
 def claims(dsn: str, where: str) -> set[Any]:
@@ -25,40 +28,45 @@ def claims(dsn: str, where: str) -> set[Any]:
 
 
 def test_the_board_shows_what_runs_what_waits_for_it_and_what_waits_for_its_settlement(
-    dsn: str, bus: CommandBus
+    dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing of it once all is settled or released."""
-    gate = Gate()
+    # What waits goes back only after it was seen.
+    monkeypatch.setattr(local_queue, "_STARTED_WITHIN", 30.0)
+    gate, started = Gate(), list[UUID]()
 
     def debit(command: Command, context: Context) -> None:
         if command.data == "held":  # its outcome waits for the session that has its row
             row = "SELECT FROM cmdbus.ready WHERE command_id = %s FOR UPDATE"
             stranger.execute(row, (command.command_id,))
-        if command.data == "runs":
+        # The last one of a claim has none behind it.
+        if command.data == "runs" and not started and shown(ClaimState.CLAIMED):
+            started.append(command.command_id)
             gate(command, context)
 
     def shown(state: ClaimState) -> set[Any]:
         return {(k.id, k.token) for k in seat_of(worker).claims if k.state is state}
 
     def agrees() -> bool:
+        claimed = f"claimer IS NOT NULL AND priority = 5 AND command_id <> '{started[0]}'"
         return (
             shown(ClaimState.FINISHED) == claims(dsn, "priority = 3")
-            and shown(ClaimState.STARTED) == claims(dsn, "priority = 4")
-            and shown(ClaimState.CLAIMED) == claims(dsn, "priority = 5 AND claimer IS NOT NULL")
+            and shown(ClaimState.STARTED) == claims(dsn, f"command_id = '{started[0]}'")
+            and shown(ClaimState.CLAIMED) == claims(dsn, claimed)
         )
 
     with psycopg.connect(dsn) as stranger, running(dsn, handling(debit), concurrency=1) as worker:
         bus.send_many([SendRequest("payments", "Debit")] * 500)
         eventually(lambda: bus.snapshot("payments")["depth"] == 0)
         held = [SendRequest("payments", "Debit", "held", priority=3)]
-        runs = [SendRequest("payments", "Debit", "runs", priority=4)]
         busy = [SendRequest("payments", "Debit", priority=2)] * 200
-        bus.send_many([*busy, *held, *runs, *[SendRequest("payments", "Debit")] * 300])
+        bus.send_many([*busy, *held, *[SendRequest("payments", "Debit", "runs")] * 300])
         gate.wait_for(1)
         eventually(lambda: agrees() and shown(ClaimState.CLAIMED))
         [running_one] = [s.command for s in seat_of(worker).slots if s.phase is Phase.RUNNING]
         assert running_one is not None
         assert {(running_one.id, running_one.token)} == shown(ClaimState.STARTED)
+        monkeypatch.setattr(local_queue, "_STARTED_WITHIN", 0.0)
         eventually(lambda: agrees() and not shown(ClaimState.CLAIMED))
         stranger.rollback()
         gate.open.set()

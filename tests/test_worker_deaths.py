@@ -4,6 +4,7 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from eventually import eventually
@@ -58,10 +59,12 @@ def test_effects_land_once_while_workers_are_killed_and_frozen(
     assert rows(dsn, "SELECT count(*) FROM cmdbus.command") == [(150 * turns,)]
 
 
-def test_a_frozen_workers_effects_do_not_land_when_it_is_revived(dsn: str, bus: CommandBus) -> None:
+def test_a_frozen_workers_effects_do_not_land_when_it_is_revived(
+    dsn: str, bus: CommandBus, tmp_path: Path
+) -> None:
     with fleet(dsn, 1) as workers:
         [frozen] = workers
-        sent = bus.send("payments", "Debit", 1.5)
+        sent = bus.send("payments", "Debit", str(tmp_path / "goes on"))
         eventually(lambda: bus.snapshot("payments")["in_progress"] == 1)
         active = (
             "SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction'"
@@ -70,6 +73,7 @@ def test_a_frozen_workers_effects_do_not_land_when_it_is_revived(dsn: str, bus: 
         eventually(lambda: rows(dsn, active))
         frozen.send(signal.SIGSTOP)
         workers.append(WorkerProcess(dsn))
+        (tmp_path / "goes on").touch()
         bus.wait("payments", sent)
         frozen.send(signal.SIGCONT)
         later = bus.send("payments", "Debit")

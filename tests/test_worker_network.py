@@ -32,6 +32,19 @@ def threads_of(worker: Worker) -> list[int | None]:
     return [slot.backend_pid for slot in seat_of(worker).slots if slot.number >= 0]
 
 
+def session_of(worker: Worker, phase: Phase) -> int:
+    """That of a thread in this phase, once there is one."""
+
+    def found() -> list[int | None]:
+        slots = [slot for slot in seat_of(worker).slots if slot.number >= 0]
+        has_leader = any(slot.phase is Phase.RESTING for slot in slots)
+        return [s.backend_pid for s in slots if has_leader and s.phase is phase and s.backend_pid]
+
+    [pid] = eventually(found)
+    assert pid is not None
+    return pid
+
+
 def ends(worker: Worker) -> dict[str, int]:
     counted = worker.metrics()["cmdbus_commands_total"]
     assert isinstance(counted, dict)
@@ -88,17 +101,14 @@ def test_a_stop_is_unfinished_if_a_claim_whose_reply_was_lost_cannot_be_released
 def test_a_session_that_does_not_end_holds_up_no_further_claim(dsn: str, bus: CommandBus) -> None:
     """Its server's process waits for a disk, or for a debugger; it may still claim."""
     with running(dsn, handling(), timeouts=HASTY) as worker:
-        eventually(lambda: seat_of(worker).parked)
-        slots = seat_of(worker).slots
-        [parked] = [s for s in slots if s.phase is Phase.RESTING and s.number >= 0]
-        assert parked.backend_pid is not None
-        os.kill(parked.backend_pid, signal.SIGSTOP)
+        leading = session_of(worker, Phase.RESTING)
+        os.kill(leading, signal.SIGSTOP)
         try:
             assert bus.wait("payments", bus.send("payments", "Debit"), 20)
             ids = bus.send_many([SendRequest("payments", "Debit")] * 500)
             eventually(lambda: bus.snapshot("payments")["ready"] == 0)
         finally:
-            os.kill(parked.backend_pid, signal.SIGCONT)
+            os.kill(leading, signal.SIGCONT)
         assert bus.wait("payments", ids[-1], 10)
 
 
@@ -107,10 +117,7 @@ def test_a_thread_that_cannot_prepare_says_nothing_of_the_database(
 ) -> None:
     """The leader waits for work meanwhile: nothing would call the database back."""
     with running(dsn, handling(), concurrency=2, timeouts=HASTY) as worker:
-        eventually(lambda: seat_of(worker).parked)
-        slots = [s for s in seat_of(worker).slots if s.number >= 0]
-        [idle] = [s.backend_pid for s in slots if s.phase is Phase.IDLE]
-        assert idle is not None
+        idle = session_of(worker, Phase.IDLE)
         os.kill(idle, signal.SIGSTOP)
         try:
             worker.set_concurrency(1)
@@ -181,7 +188,9 @@ def test_a_round_trip_whose_server_is_silent_is_given_up_and_another_thread_lead
         for _ in range(5):
             bus.wait("payments", bus.send("payments", "Debit"))
         eventually(lambda: leaders() == 1)
-    assert rows(dsn, "SELECT max(token) FROM cmdbus.finished") == [(1,)]
+    # Not each by its first claim: what has not begun goes back when a new listening session begins.
+    finished = "SELECT count(*), max(attempts), max(losses) FROM cmdbus.finished"
+    assert rows(dsn, finished) == [(8, 1, 0)]
 
 
 @pytest.mark.parametrize("new_ones", [False, True], ids=["old sessions", "all"])
@@ -227,6 +236,6 @@ def test_after_an_outage_a_worker_goes_on_at_once(
             ids = bus.send_many([SendRequest("payments", "Debit")] * 20)
         back = time.monotonic()
         assert bus.wait("payments", ids[0]).status == "COMPLETED"
-        assert time.monotonic() - back < 5
+        assert time.monotonic() - back < 20, "growing pauses are as long as the outage"
         for id_ in ids:
             assert bus.wait("payments", id_).status == "COMPLETED"
