@@ -87,7 +87,12 @@ def test_an_app_that_hangs_or_dies_while_it_is_imported_is_named(
         ("os._exit(7)", FATAL, "its check exited with code 7"),
     ):
         app.write_text(APP + line + "\n")
-        found = in_child("host=127.0.0.1 port=1", timeout=1.0)["app"]
+        # On a busy machine to import the rest takes longer than a second.
+        timeout = 1.0 if "no answer" in text else 20.0
+        for _ in range(3):  # If both were suspended for a second, it is repeated.
+            found = in_child("host=127.0.0.1 port=1", timeout=timeout)["app"]
+            if found.finding is finding:
+                break
         assert found.fix and found.finding is finding
         assert f"{text} while shop_checked:registry was imported" in found.sentence
     capfd.readouterr()
@@ -142,9 +147,15 @@ def test_a_system_on_which_no_process_can_be_watched_is_refused(app: Path, error
 def test_a_database_that_hangs_is_waited_for(app: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dsn = f"host=127.0.0.1 port={silent.getsockname()[1]} sslmode=disable"
-        found = in_child(dsn, timeout=1.0)["preflight"]
+        settings = Settings(app="shop_checked:registry", dsn=dsn)
+        with closing(PreflightProcess(settings, 20.0)) as preflight:
+            silent.settimeout(20)
+            with silent.accept()[0]:
+                assert preflight.checks() is None
+                preflight.deadline = time.monotonic()
+                [_, found] = preflight.checks() or []
     assert found.finding is AWAY
-    assert found.sentence == "no answer within 1 s after the check of app"
+    assert found.sentence == "no answer within 20 s after the check of app"
 
 
 def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, dsn: str) -> None:
