@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -135,32 +136,32 @@ def test_a_stranger_who_notifies_of_pauses_makes_few_of_them_count(idle: Idle, d
         idle.start()
         eventually(lambda: idle.board.listening)
         began = time.monotonic()
-        while time.monotonic() < began + 1.2:
+        while (counted := idle.board.domain_pauses) < 3 and time.monotonic() < began + 20:
             stranger.execute("NOTIFY cmdbus_pause")
-        counted = idle.board.domain_pauses
-        assert 2 <= counted <= 2 * (time.monotonic() - began) + 1
-        eventually(lambda: idle.board.domain_pauses == counted + 1, 2)
+        assert 3 <= counted <= 2 * (time.monotonic() - began) + 1
+        stranger.execute("NOTIFY cmdbus_pause")
+        eventually(lambda: idle.board.domain_pauses > counted)
 
 
 def test_the_timers_are_read_50_ms_early_and_a_worker_is_woken_at_the_time(
     idle: Idle, dsn: str
 ) -> None:
-    """Each by the database's clock. On a busy machine the early look may come late: so it is
-    seen in one of several."""
+    """Each by the database's clock. On a busy machine the early look may come late, or be missed:
+    so it is seen in one of several."""
     leads, waits = [], []
     with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as other:
         idle.start()
         eventually(lambda: idle.board.armed and not looks_within(other, POLL / 2))
         for _ in range(5):
-            due = bus.send("payments", "Debit", delay=0.4)
-            eventually(lambda: looks_within(other, 0.4))
+            due_at = found(bus, bus.send("payments", "Debit", delay=0.4)).due_at.timestamp()
+            eventually(partial(looks_by, other, due_at))
             idle.is_woken()
-            looks = looks_until(other, lambda: idle.worker_pipe.pending > 0)
-            due_at = found(bus, due).due_at.timestamp()
-            waits.append(due_at - looks[-1])
-            leads += [due_at - at for at in looks[:-1]]
-            if any(0.01 < lead < 0.06 for lead in leads):
-                break
+            if now(other) < due_at:  # else the worker may have been woken before
+                looks = looks_until(other, lambda: idle.worker_pipe.pending > 0)
+                waits.append(due_at - looks[-1])
+                leads += [due_at - at for at in looks[:-1]]
+                if any(0.01 < lead < 0.06 for lead in leads):
+                    break
             eventually(lambda: not looks_within(other, POLL / 2))
     assert any(0.01 < lead < 0.06 for lead in leads), leads
     assert max(waits) <= 0, waits
@@ -220,6 +221,16 @@ def looks_until(connection: psycopg.Connection, over: Callable[[], bool]) -> lis
 
 def lease_has_ended(connection: psycopg.Connection) -> bool:
     return bool(scalar(connection, "SELECT lease_until < clock_timestamp() FROM cmdbus.ready"))
+
+
+def now(connection: psycopg.Connection) -> float:
+    query = "SELECT extract(epoch FROM clock_timestamp())::float8"
+    return float(scalar(connection, query))
+
+
+def looks_by(connection: psycopg.Connection, due_at: float) -> bool:
+    """Or has looked."""
+    return now(connection) >= due_at or looks_within(connection, due_at + 0.1 - now(connection))
 
 
 def looks_within(connection: psycopg.Connection, seconds: float) -> bool:
