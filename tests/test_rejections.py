@@ -129,8 +129,8 @@ def test_a_row_that_can_be_neither_claimed_nor_moved_is_skipped_with_pauses(
     send_good(bus)
     with running(dsn, every_end()) as worker:
         all_good_are_done(bus)
-        seen = failures(worker)
         began = time.monotonic()
+        seen = failures(worker)
         eventually(lambda: failures(worker) >= seen + 2)
         assert time.monotonic() - began > 0.8, "between two failures there is a pause"
         assert worker.health.consecutive_failures >= 2

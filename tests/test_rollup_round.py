@@ -19,7 +19,10 @@ from cmdbus.worker.standalone import node_of_one, telemetry_of_one
 from cmdbus.worker.steward import rollup_round
 from cmdbus.worker.steward.rollup_round import RollupRound
 
-COMPLETED = "SELECT figures[1] FROM cmdbus.rollup WHERE resolution = 60 AND domain = 'payments'"
+#: In all minutes: one may end between two rounds.
+COMPLETED = (
+    "SELECT sum(figures[1]) FROM cmdbus.rollup WHERE resolution = 60 AND domain = 'payments'"
+)
 
 
 class Counting:
