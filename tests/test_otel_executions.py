@@ -4,17 +4,19 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psycopg
+import pytest
 from handlers import LADDER, ONCE, handling, running
 from opentelemetry import baggage
 from opentelemetry.context import attach, detach
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, SamplingResult
 from opentelemetry.trace import TraceFlags, get_current_span
 from queries import CLAIM
-from traces import Traces, attributes, context, instrumented, is_child
+from traces import Traces, attributes, context, instrumented, is_child, times
 
 from cmdbus import BreakerOpenError, Command, CommandBus, Context
 
@@ -54,6 +56,22 @@ def test_an_unsampled_trace_stays_so_and_is_measured(dsn: str, bus: CommandBus) 
     assert traces.spans == () and flags == [0, 0, 0]
     [(labels, point)] = traces.points("messaging.process.duration")
     assert (labels["cmdbus.outcome"], point.count) == ("COMPLETED", 1)
+
+
+class SlowSampler(ParentBased):
+    def should_sample(self, *arguments: Any, **named: Any) -> SamplingResult:
+        threading.Event().wait(0.1)
+        return super().should_sample(*arguments, **named)
+
+
+def test_an_execution_begins_where_its_time_in_the_queue_ends_though_its_span_is_made_later(
+    dsn: str, bus: CommandBus
+) -> None:
+    with instrumented(Traces(SlowSampler(ALWAYS_ON))) as traces, running(dsn, handling()):
+        bus.send("payments", "Debit")
+        traces.one("settle payments")
+    began, _ = times(traces.one("process payments"))
+    assert times(traces.one("queue payments"))[1] == pytest.approx(began, abs=50_000_000)
 
 
 def test_baggage_comes_with_the_command(dsn: str, bus: CommandBus) -> None:

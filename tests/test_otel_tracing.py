@@ -105,7 +105,9 @@ def test_what_a_handler_sends_is_inside_and_so_are_its_own_spans(
             bus.send("payments", "Debit")
         traces.named("settle payments", 2)
     request, charge = traces.one("request"), traces.one("charge")
-    first, second = traces.named("send payments", 2)
+    sends = traces.named("send payments", 2)
+    # The handler may have sent before the first send returns, on a busy machine.
+    first, second = sends if is_child(sends[0], request) else reversed(sends)
     debit, noop = traces.named("process payments", 2)
     assert is_child(first, request) and is_child(debit, first)
     assert is_child(charge, debit) and is_child(second, charge) and is_child(noop, second)

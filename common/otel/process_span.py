@@ -56,7 +56,8 @@ class ProcessSpan:
 
     def __enter__(self) -> Self:
         command = self._command
-        self._began = time.monotonic()
+        # The span shows these times, which are also those of its neighbours.
+        self._began, began_ns = time.monotonic(), time.time_ns()
         sender = context_of(command.headers)
         self._creation = creation_of(sender)
         parent = sender if self._is_child else trace.set_span_in_context(INVALID_SPAN, sender)
@@ -66,6 +67,7 @@ class ProcessSpan:
             SpanKind.CONSUMER,
             operation("process", command.domain, command.type),
             links=() if self._creation is None else (Link(self._creation),),
+            start_time=began_ns,
         )
         if self._span.is_recording():
             self._describe()
@@ -96,11 +98,11 @@ class ProcessSpan:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         contexts.detach(self._token)
-        now = time.monotonic()
+        now, now_ns = time.monotonic(), time.time_ns()
         if self._executions.end(self._key, self, self.ended_at(now)):
-            self._end(error, now)
+            self._end(error, now, now_ns)
 
-    def _end(self, error: BaseException | None, now: float) -> None:
+    def _end(self, error: BaseException | None, now: float, now_ns: int) -> None:
         outcome = self._context.outcome
         status = "" if outcome is None else outcome.status
         kind = None
@@ -115,7 +117,7 @@ class ProcessSpan:
                     span.set_attribute(DELAY, outcome.delay)
             if kind is not None:
                 show_failure(span, error, kind, messages=self._messages)
-        self._finish(status, kind, now - self._began)
+        self._finish(status, kind, now - self._began, now_ns)
 
     def end_as_timed_out(self, outcome: str, code: str, seconds: float) -> None:
         """In another thread: its own one hangs."""
@@ -124,8 +126,10 @@ class ProcessSpan:
             show_failure(self._span, None, code, messages=False)
         self._finish(outcome, code, seconds)
 
-    def _finish(self, outcome: str, kind: str | None, seconds: float) -> None:
-        self._span.end()
+    def _finish(
+        self, outcome: str, kind: str | None, seconds: float, ended_ns: int | None = None
+    ) -> None:
+        self._span.end(ended_ns)
         command = self._command
         named = command.domain, command.type
         self._metrics.executed(*named, outcome, kind, seconds, self._current)
