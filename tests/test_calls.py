@@ -63,34 +63,40 @@ def test_a_call_raises_how_its_command_failed(
     assert str(error) == f"command {error.command_id} is {status}: {code}: {message}"
 
 
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call reads its outcome before a notification comes."""
+    monkeypatch.setattr(calls, "_CHECK_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_a_canceled_call_ends_at_once_with_the_reason(dsn: str, bus: CommandBus) -> None:
-    with calling(bus) as call:
+    with calling(bus, timeout=50) as call:
         eventually(lambda: is_heard(bus))
         bus.cancel("payments", called_id(bus), reason="no need")
         with pytest.raises(CommandFailedError) as raised:
-            call.result(2)
+            call.result(20)
     assert (raised.value.code, raised.value.message) == ("CANCELED", "no need")
     assert (raised.value.details, raised.value.status) == (None, "CANCELED")
     assert str(raised.value).endswith(" is CANCELED: no need")
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_call_waits_through_retries_and_a_reschedule(dsn: str, bus: CommandBus) -> None:
     """Its mark goes with the command from table to table."""
-    with calling(bus, {"fail": "once"}, timeout=5) as call:
+    with calling(bus, {"fail": "once"}, timeout=50) as call:
         eventually(lambda: is_heard(bus))
         command_id = called_id(bus)
         bus.reschedule("payments", command_id, delay=60)
         bus.reschedule("payments", command_id, delay=0)
         with running(dsn, handling(answer, retry=SOON)):
-            assert call.result(4) == {"fail": "once"}
+            assert call.result(20) == {"fail": "once"}
 
 
-def test_a_call_that_waits_executes_nothing(
-    dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calls, "_CHECK_SECONDS", 60.0)
+@pytest.mark.usefixtures("unchecked")
+def test_a_call_that_waits_executes_nothing(dsn: str, bus: CommandBus) -> None:
     gate = Gate()
-    with running(dsn, handling(gate)), connect(dsn) as watcher, calling(bus) as call:
+    with running(dsn, handling(gate)), connect(dsn) as watcher, calling(bus, timeout=50) as call:
         gate.wait_for(1)
         eventually(lambda: is_heard(bus))
 
@@ -102,9 +108,9 @@ def test_a_call_that_waits_executes_nothing(
                 return False
             return True
 
-        eventually(rests, 3)
+        eventually(rests)
         gate.open.set()
-        assert call.result(2) == "through"
+        assert call.result(20) == "through"
 
 
 def test_a_call_that_takes_too_long_raises_and_cancels_nothing(dsn: str, bus: CommandBus) -> None:
@@ -121,7 +127,7 @@ def test_a_call_that_takes_too_long_raises_and_cancels_nothing(dsn: str, bus: Co
 
 @pytest.mark.process
 def test_a_call_gets_its_result_although_workers_are_killed(dsn: str, bus: CommandBus) -> None:
-    with calling(bus, 30) as call:
+    with calling(bus, 30, timeout=50) as call:
         for _ in range(2):
             worker = WorkerProcess(dsn)
             try:
@@ -129,7 +135,7 @@ def test_a_call_gets_its_result_although_workers_are_killed(dsn: str, bus: Comma
             finally:
                 worker.end(signal.SIGKILL)
         with running(dsn, handling(lambda command, context: "survived")):
-            assert call.result(15) == "survived"
+            assert call.result(40) == "survived"
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.long)])
