@@ -185,24 +185,25 @@ def test_an_outage_that_is_longer_than_the_watchdog_kills_no_process(
     """No process is killed, the log is not flooded, work resumes by itself. And
     a stop while the database is away."""
     ladder = {
-        "statement_timeout": 0.5,
-        "pool_timeout": 0.5,
-        "visibility_timeout": 1,
-        "thread_timeout": 1.5,
-        "watchdog_timeout": 2.5,
+        "statement_timeout": 1,
+        "pool_timeout": 1,
+        "visibility_timeout": 1.5,
+        "thread_timeout": 2,
+        "watchdog_timeout": 3,
     }
     with supervised(own.dsn, tmp_path, procs=1, **ladder) as fleet:
         before, steward = fleet.pids(), fleet.steward()
         ids = busy(fleet)
         own.stop("fast")
         eventually(lambda: {s.health for s in fleet.workers().values()} == {Health.DATABASE_AWAY})
+        eventually(lambda: database_away(fleet))
         before_outage = len(fleet.messages())
-        stays(lambda: len(fleet.messages()) <= before_outage + 10, 3)
+        stays(lambda: len(fleet.messages()) <= before_outage + 10, 3.5)
         own.start()
         fleet.await_completed(ids)
         # The steward and the worker, each once.
         said_back = fleet.await_saying("the database is back after", 2)
-        assert all(float(line.split()[-2]) >= 3 for line in said_back)
+        assert all(float(line.split()[-2]) >= 3.5 for line in said_back)
         ids += fleet.send("Debit", 10)
         fleet.await_completed(ids)
         assert fleet.effects(ids) == {1: 160}

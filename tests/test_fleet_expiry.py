@@ -43,7 +43,7 @@ def test_what_expires_while_processes_are_killed_runs_or_expires(fleet: Fleet, k
             before = fleet.pids().values()
             kill(before)
             fleet.await_successors(before)
-        eventually(lambda: count_of_ended(fleet) == count, 20)
+        eventually(lambda: count_of_ended(fleet) == count, 30)
     ends = {row[:4]: row[4] for row in fleet.query(ENDS)}
     assert set(ends) == {("COMPLETED", None, True, 1), ("CANCELED", "EXPIRED", False, 0)}
     assert sum(ends.values()) == count

@@ -55,7 +55,8 @@ def test_a_rate_goes_on_at_its_times_if_a_node_is_killed(
     other.await_completed(noops)
     starts = [start for (start,) in connection.execute(STARTS.encode())]
     pauses = [later - earlier for earlier, later in pairwise(starts)]
-    assert all(1.99 <= pause < 2.5 for pause in pauses), pauses
+    # None is left out, which would make 4 s of a pause.
+    assert all(1.99 <= pause < 3.9 for pause in pauses), pauses
 
 
 @pytest.mark.long
