@@ -203,7 +203,8 @@ def test_counters_equal_the_rows_whatever_is_killed(
             kinds = kinds_of(bus, batch_id)
             assert kinds == ["BATCH_CREATED", "BATCH_STARTED", "BATCH_COMPLETED"]
             assert len(sent_after(bus, batch_id)) == 1
-        assert kills == most_kills or len(fleet.look().with_role(Role.WORKER)) == 2
+        # The last of fewer kills may have a successor only now.
+        eventually(lambda: kills == most_kills or len(fleet.look().with_role(Role.WORKER)) == 2)
 
 
 def is_over(status: str) -> bool:
@@ -217,7 +218,7 @@ def test_batches_are_counted_by_status_for_metrics(fleet: Fleet, dsn: str) -> No
         bus.create_batch("shop", [SendRequest("shop", "Noop", delay=3600)])
 
     def page() -> bool:
-        _, text = fleet.ask("/metrics")
+        _, text = fleet.ask("/metrics", timeout=20)
         wanted = ('{status="completed"} 1', '{status="pending"} 1', '{status="canceled"} 0')
         return all(f"cmdbus_batches{line}" in text for line in wanted)
 
