@@ -146,7 +146,7 @@ class Supervisor:
         self._watch = watch_sources(settings, close=fleet.descriptors)
         self._since = time.monotonic()
         self._stop_by: float | None = None
-        #: When the first TERM or INT was read.
+        #: When the first TERM or INT was received.
         self._ordered_at: float | None = None
         self._code = Exit.DONE
         self._observed_at = self._since
@@ -158,7 +158,7 @@ class Supervisor:
         logger.info("the supervisor %s starts, pid %s", self._settings.name, os.getpid())
         while True:
             now = time.monotonic()
-            self._handle_signals(now)
+            self._handle_signals()
             self._end_preflight()
             if self._watch and self._watch.has_changed():
                 self._close_preflight()  # Of what the application was before: it may hang.
@@ -187,14 +187,14 @@ class Supervisor:
         logger.info("the supervisor %s has stopped: %s", self._settings.name, _ENDS[self._code])
         return self._code
 
-    def _handle_signals(self, now: float) -> None:
-        for number in self._signals.read():
+    def _handle_signals(self) -> None:
+        for number, received in self._signals.read().items():
             match number:
                 case signal.SIGTERM | signal.SIGINT:
                     if self._ordered_at is None:
-                        self._ordered_at = now
+                        self._ordered_at = received
                         self._stop(self._settings.drain_timeout, number.name)
-                    elif now >= self._ordered_at + SAME_ORDER_SECONDS:
+                    elif received >= self._ordered_at + SAME_ORDER_SECONDS:
                         self._stop(0.0, number.name)
                 case signal.SIGQUIT:
                     self._stop(0.0, number.name)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from cmdbus.clock import time
+
 STOPPING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
 #: Seconds after TERM or INT within which another one belongs to the same order: a terminal's Ctrl-C
 #: reaches the whole process group, and a parent in it may pass it on.
@@ -25,7 +27,8 @@ class Signals:
 
     def __init__(self) -> None:
         self.descriptor, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._received: dict[int, None] = {}
+        #: Those received since the last reading, each with the time at which it last came.
+        self._received: dict[int, float] = {}
         #: The kernel sends HUP when the terminal is closed; under nohup the supervisor outlives it.
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         printing = any(os.isatty(descriptor) for descriptor in (_STDOUT, _STDERR))
@@ -42,17 +45,17 @@ class Signals:
     def descriptors(self) -> tuple[int, int]:
         return self.descriptor, self._writer
 
-    def read(self) -> list[signal.Signals]:
-        """The signals received since the last call, each once."""
+    def read(self) -> dict[signal.Signals, float]:
+        """The signals received since the last call, with the monotonic times at which they came:
+        a supervisor that stalls reads them later."""
         # The pipe first: later signals wake the loop again.
         with suppress(BlockingIOError):
             while os.read(self.descriptor, 4096):
                 pass
         noted, self._received = self._received, {}
         if signal.SIGHUP in noted and self._ends_with_terminal and not has_terminal():
-            del noted[signal.SIGHUP]
-            noted[signal.SIGTERM] = None
-        return [signal.Signals(number) for number in noted]
+            noted[signal.SIGTERM] = noted.pop(signal.SIGHUP)
+        return {signal.Signals(number): at for number, at in noted.items()}
 
     def close(self) -> None:
         """For a process that is about to exit, with a code that no late signal may change."""
@@ -64,7 +67,7 @@ class Signals:
         os.close(self._writer)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._received[number] = None
+        self._received[number] = time.monotonic()
 
 
 def has_terminal() -> bool:
