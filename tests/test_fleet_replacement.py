@@ -43,7 +43,7 @@ def capacities(fleet: Fleet) -> list[int]:
     fleet was whole."""
     claiming: set[str] = set()
     counts = []
-    # A process stops when its successor runs, whichever of the two writes to the log first.
+    # Within a millisecond, a process stops when its successor runs.
     events = sorted(fleet.events(), key=lambda e: (e["time"], " stops" in e["message"]))
     for event in events:
         if began_or_ceased := re.match(r"worker \S+:(\d+) (runs|stops)", event["message"]):

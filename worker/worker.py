@@ -249,9 +249,10 @@ class Worker:
         housekeeping.start()
         self._telemetry.database_back()
         beat(node, self._telemetry, self._timeouts)
-        self._telemetry.seat.ready(time.monotonic_ns())
         domains, count = ", ".join(self._domains), self._concurrency
+        # Before its predecessor is ordered to stop, and logs that.
         logger.info("worker %s runs %s with %s", self._statements.worker, domains, count)
+        self._telemetry.seat.ready(time.monotonic_ns())
         threads.begin()
         watch = Watch(node, setup, threads, housekeeping, steward, self._concurrency.adapt)
         try:
