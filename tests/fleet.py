@@ -210,7 +210,7 @@ class Fleet(Supervisor, SentCommands):
         return [pid for pid in psutil.pids() if _lives_in(self._sessions, pid)]
 
     def assert_nothing_left(self) -> None:
-        eventually(lambda: not self.living(), 3.0)
+        eventually(lambda: not self.living())
         patterns = [f"{self.name}.{kind}" for kind in ("pid", "stacks", "board", "board.[0-9]*")]
         assert not [path for each in patterns for path in self.directory.glob(each)]
 
@@ -231,7 +231,7 @@ class Fleet(Supervisor, SentCommands):
             "SELECT pid, application_name, state, left(query, 100) FROM pg_stat_activity"
             " WHERE datname = current_database() AND starts_with(application_name, 'cmdbus:')"
         )
-        eventually(lambda: not self.query(sessions), 5.0)
+        eventually(lambda: not self.query(sessions), 20.0)
 
     def end(self) -> None:
         """Kills what is left of it, by pid."""
