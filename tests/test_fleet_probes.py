@@ -30,13 +30,13 @@ def code(fleet: Fleet, path: str) -> int:
     return fleet.ask(path)[0]
 
 
-def status(fleet: Fleet) -> dict[str, Any]:
-    status: dict[str, Any] = json.loads(fleet.ask("/status")[1])
+def status(fleet: Fleet, timeout: float = 2.0) -> dict[str, Any]:
+    status: dict[str, Any] = json.loads(fleet.ask("/status", timeout)[1])
     return status
 
 
 def value(fleet: Fleet, name: str, **labels: str) -> float:
-    page = fleet.ask("/metrics")[1]
+    page = fleet.ask("/metrics", 20)[1]
     return sum(
         sample.value
         for family in text_string_to_metric_families(page)
@@ -57,7 +57,7 @@ def executed(fleet: Fleet) -> int:
 
 
 def counted(fleet: Fleet, outcome: str) -> dict[str, int]:
-    commands = status(fleet)["counters"]["commands"]
+    commands = status(fleet, 20)["counters"]["commands"]
     return {c["type"]: c["count"] for c in commands if c["outcome"] == outcome}
 
 
