@@ -82,7 +82,7 @@ def test_a_killed_process_loses_at_most_the_counts_of_its_last_round_trip(
         fleet.send("FailOnce", 10)
         eventually(lambda enough=enough: executed(fleet) > enough, 20)  # type: ignore[misc]
         steward = kill % 4 == 3
-        pid = eventually(lambda steward=steward: victim(fleet, killed, steward, dice))  # type: ignore[misc]
+        pid = eventually(lambda steward=steward: victim(fleet, killed, steward, dice), 30)  # type: ignore[misc]
         os.kill(pid, signal.SIGKILL)
         killed.add(pid)
     fleet.await_completions(670 * kills, 60)

@@ -64,7 +64,7 @@ def test_a_reload_replaces_one_process_after_another(fleet: Fleet, tmp_path: Pat
     fleet.await_saying("reloading: checking")
     fleet.send_signal(signal.SIGHUP)
     fleet.await_successors(before.values())
-    eventually(lambda: fleet.steward() not in (None, steward))
+    eventually(lambda: fleet.steward() not in (None, steward), 30)
     assert capacities(fleet) == [2, 3, 2, 3, 2]
     fleet.await_completed(ids)
     assert fleet.effects(ids) == {1: 300}
