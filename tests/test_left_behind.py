@@ -74,7 +74,7 @@ def test_sessions_that_do_not_end_hold_up_neither_other_boards_nor_the_steward(
         stale_boards = StaleBoards(tmp_path, "cmdbus", release)
         began = time.monotonic()
         assert stale_boards.run(connection) > 0
-        assert time.monotonic() < began + ROUND_SECONDS / 2
+        assert time.monotonic() < began + ROUND_SECONDS
         assert released == [], "the time was over before"
         stale_boards.due_at = 0.0
         assert stale_boards.run(connection) == 0.0, "the next try goes on with the others"
