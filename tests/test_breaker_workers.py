@@ -94,22 +94,6 @@ def test_what_was_kept_runs_as_soon_as_an_operator_or_a_probe_lets_it(
             assert found(bus, each).attempts == 1
 
 
-def test_what_is_deferred_while_it_closes_runs_soon(
-    dsn: str, bus: CommandBus, other: OtherSide, connection: psycopg.Connection
-) -> None:
-    """Its execution met the open breaker, and is settled after that has closed."""
-    with calling(dsn, other, cooldown=600):
-        await_state(dsn, "CLOSED")
-        bus.breakers.open("stripe")
-        late = bus.send("payments", "Noop", delay=600)
-        bus.breakers.close("stripe")
-        connection.execute(
-            "UPDATE cmdbus.scheduled SET error_code = 'BREAKER_OPEN', error_message = %s",
-            (str(BreakerOpenError("stripe", 600.0)),),
-        )
-        bus.wait("payments", late, 20)
-
-
 def test_a_node_logs_once_that_a_breaker_opens_and_once_that_it_is_closed_again(
     dsn: str, bus: CommandBus, other: OtherSide, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -73,5 +73,7 @@ WHERE b.name = ANY (%(names)s::text[]) AND b.opened_at IS NOT NULL
 ORDER BY b.name;
 
 -- name: end_deferrals
--- How many commands it has made due that these breakers have kept from a call.
-SELECT sum({schema}.end_deferrals(name)) FROM unnest(%(names)s::text[]) n (name);
+-- How many commands it has made due that these breakers have kept from a call: those of them that
+-- are CLOSED, as one may have opened since its state was read.
+SELECT sum({schema}.end_deferrals(n.name)) FROM unnest(%(names)s::text[]) n (name)
+LEFT JOIN {schema}.breaker b ON b.name = n.name WHERE b.opened_at IS NULL;
