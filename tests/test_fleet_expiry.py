@@ -39,6 +39,7 @@ def test_what_expires_while_processes_are_killed_runs_or_expires(fleet: Fleet, k
             SendRequest("shop", "Debit", 0.01, expires=random.uniform(0.05, 4))
             for _ in range(count)
         )
+        fleet.await_completions(1)
         for _ in range(kills):
             before = fleet.pids().values()
             kill(before)
