@@ -63,13 +63,13 @@ def idle(dsn: str, tmp_path: Path) -> Iterator[Idle]:
         for what in (board, worker_pipe, steward_pipe):
             opened.callback(what.close)
         now = time.monotonic_ns()
-        for index, role in enumerate((Role.STEWARD, Role.WORKER)):
-            board.seat(index).assign(role, number=0, generation=1)
-            board.seat(index).enter(pid=os.getpid(), generation=1, now=now)
-        worker = board.seat(1)
+        seat, worker = board.seat(0), board.seat(1)
+        for each, role in ((seat, Role.STEWARD), (worker, Role.WORKER)):
+            each.assign(role, number=0, generation=1)
+            each.enter(pid=os.getpid(), generation=1, now=now)
         node = Node(
             board=board,
-            seat=board.seat(0),
+            seat=seat,
             generation=1,
             parent=os.getppid(),
             worker_pipe=worker_pipe,
@@ -115,6 +115,17 @@ def test_the_lease_of_a_living_worker_sets_no_timer_and_still_ends(idle: Idle, d
         assert not lease_has_ended(other)
         eventually(lambda: lease_has_ended(other))
         eventually(idle.is_woken)
+
+
+def test_a_steward_counts_as_hung_only_after_some_seconds(idle: Idle) -> None:
+    """A busy machine stops a process for longer than from one renewal to the next, of 2 s here."""
+
+    def seconds_left() -> float:
+        return (idle.board.seat_view(0).due or 0) / 1e9 - time.monotonic()
+
+    idle.start()
+    eventually(lambda: seconds_left() > 4)
+    assert seconds_left() <= 5
 
 
 def test_a_pause_is_counted_on_the_board_for_the_workers(idle: Idle, dsn: str) -> None:

@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 _MAINTENANCE_SECONDS = 60.0
 #: Seconds, before the process exits, to write what is left of the rescues' log.
 _LOG_SECONDS = 1.0
+#: Seconds without a heartbeat that make a hang, if leases are renewed more often than that, and
+#: the watchdog timeout is not shorter: a busy machine may stop a process for some seconds.
+_HUNG_SECONDS = 5.0
 
 
 class StewardProcess:
@@ -110,7 +113,8 @@ class StewardProcess:
 
     def _watch(self) -> None:
         """Until the order to stop. A steward that is past the due time shown here is hung."""
-        beat_seconds = max(2.0, self._settings.timeouts.renewal)
+        timeouts = self._settings.timeouts
+        beat_seconds = max(min(_HUNG_SECONDS, timeouts.watchdog), timeouts.renewal)
         steward = self._steward
         while True:
             now = time.monotonic()
