@@ -1,12 +1,15 @@
 """The number of a worker's connections, their limits, and its behaviour when there are none."""
 
+import psycopg
 import pytest
 from eventually import eventually
-from handlers import SOON, Gate, await_drained, beside, connect, handling, running
+from handlers import SOON, Gate, await_drained, beside, connect, handling, running, seat_of
 from psycopg_pool import ConnectionPool
 from queries import SESSIONS, rows, scalar
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, SchemaError, SendRequest, Timeouts
+from cmdbus.board.records import Phase
+from cmdbus.board.views import SlotView
 from cmdbus.worker import Worker
 
 #: What a worker asks of the sessions of a pool that it is given.
@@ -91,6 +94,38 @@ def test_a_pool_that_has_no_connection_to_give_is_an_illness_and_costs_no_attemp
         audits = [str(bus.audit("payments", id_)) for id_ in ids]
         assert sorted("POOL_EXHAUSTED" in each for each in audits) == [False, True]
     assert rows(dsn, "SELECT max(losses) FROM cmdbus.finished") == [(0,)]
+
+
+def test_a_thread_that_gets_no_session_leaves_the_leadership_to_one_that_has_one(
+    dsn: str, bus: CommandBus
+) -> None:
+    """As under a limit of the role, too: the other threads would wait for the leader for ever."""
+    with ConnectionPool(
+        dsn, kwargs=FITTING, min_size=4, max_size=4, timeout=0.5, open=True
+    ) as pool:
+        taken = list[psycopg.Connection]()
+
+        def take_next() -> None:
+            taken.append(pool.getconn(timeout=20))
+
+        with running(pool, handling(), concurrency=2) as worker:
+            # A thread that executes a command need not have a session of its own.
+            eventually(lambda: len([s for s in seat_of(worker).slots if s.backend_pid]) == 2)
+            for _ in range(2):
+                take_next()
+            with beside(take_next):
+                eventually(lambda: pool.get_stats()["requests_waiting"] == 1)
+                slots = eventually(lambda: leading_slots(worker))
+                rows(dsn, "SELECT pg_terminate_backend(%s, 10000)", slots[0].backend_pid)
+                sent = bus.send("payments", "Debit")
+            assert bus.wait("payments", sent).status == "COMPLETED"
+            assert worker.health.health == "HEALTHY"
+            for connection in taken:
+                pool.putconn(connection)
+
+
+def leading_slots(worker: Worker) -> list[SlotView]:
+    return [slot for slot in seat_of(worker).slots if slot.phase is Phase.RESTING]
 
 
 @pytest.mark.parametrize(

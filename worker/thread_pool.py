@@ -28,7 +28,11 @@ class ThreadPool:
 
     def __init__(self, setup: Setup) -> None:
         self._source, self._telemetry = setup.source, setup.telemetry
-        self.pipeline = Pipeline(setup, self._ends_as_surplus)
+        self.pipeline = Pipeline(
+            setup,
+            ends_as_surplus=self._ends_as_surplus,
+            other_has_session=self._other_has_session,
+        )
         self.in_flight, self.unsettled = self.pipeline.in_flight, self.pipeline.unsettled
         self._queue, self._stopping = self.pipeline.queue, self.pipeline.stopping
         #: One element for each thread that may have a turn.
@@ -76,6 +80,10 @@ class ThreadPool:
         with self._lock:
             thread.is_surplus = len(self._staying()) > self._queue.threads
             return thread.is_surplus
+
+    def _other_has_session(self, thread: WorkerThread) -> bool:
+        others = [each for each in self._all() if each is not thread and not each.given_up]
+        return any(not each.is_surplus and not each.connection.lost() for each in others)
 
     def _fill(self, number: int, *, needs_session: bool = False) -> None:
         """Starts the thread with this number, or a fresh one in its place."""

@@ -112,7 +112,9 @@ class ThreadConnection:
             raise InvalidOperationError("this execution was given up: its time was over")
 
     def lost(self) -> bool:
-        return self._connection is None or self._connection.closed
+        """Also called by other threads."""
+        connection = self._connection
+        return connection is None or connection.closed
 
     def reconnect(self, give_up: threading.Event | None = None) -> None:
         """Tries until it works, or `give_up` is set; without `give_up` only once. Also raises once

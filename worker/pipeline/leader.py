@@ -9,12 +9,11 @@ One thread leads at a time; which one, the queue decides.
     │   │   ├── _settle_and_claim   the statement
     │   │   └── _claim_apart        after an outcome or a row has made it fail
     │   └── _wait_for_work          after an empty claim: until a wake-up or a timer
-    └── _recover                    after an error: until the database answers again
+    └── Recovery.recover            after an error: until the database answers again
 """
 
-import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -33,8 +32,7 @@ from cmdbus.worker.claims.claim import (
     Finished,
     plain_and_others,
 )
-from cmdbus.worker.claims.connections import PoolExhausted
-from cmdbus.worker.claims.rejections import Cause, cause_of, reason, was_executed
+from cmdbus.worker.claims.rejections import Cause, cause_of, was_executed
 from cmdbus.worker.pipeline.adoption import Adoption
 from cmdbus.worker.pipeline.batch_transitions import BatchTransitions
 from cmdbus.worker.pipeline.claim_planner import ClaimPlanner
@@ -43,16 +41,13 @@ from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.pipeline.local_queue import LEADERSHIP, LocalQueue
 from cmdbus.worker.pipeline.narrowing import Narrowing
 from cmdbus.worker.pipeline.probing import Probing
+from cmdbus.worker.pipeline.recovery import Recovery
 from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.unsettled import Unsettled, first_part
 from cmdbus.worker.pipeline.worker_thread import RoundTrip, WorkerThread
 
-logger = logging.getLogger(__name__)
-
 #: Seconds added to the statement timeout to get the deadline of a round trip.
 _SPARE_SECONDS = 5.0
-#: Seconds until the next round trip after one that failed.
-_AFTER_FAILURE = 1.0
 #: Seconds between round trips while the board has no place for another claim and there is nothing
 #: to settle.
 _FULL_SECONDS = 0.01
@@ -69,7 +64,9 @@ class Leader:
         unsettled: Unsettled,
         batches: BatchTransitions,
         breakers: Breakers,
+        other_has_session: Callable[[WorkerThread], bool],
     ) -> None:
+        """`other_has_session`: whether a thread besides this one has."""
         self._statements = setup.statements
         self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS
         self._planner = ClaimPlanner(
@@ -86,12 +83,13 @@ class Leader:
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
         self._claim_bytes = setup.claim_bytes
         self.stopping = threading.Event()
+        self._recovery = Recovery(
+            setup.waiter, setup.telemetry, queue, self.stopping, other_has_session
+        )
         #: The latest claim may have left something that it could have taken.
         self._has_more = False
         #: A byte of the pipe ended the latest wait.
         self._was_woken = False
-        #: The latest warning, which is not repeated.
-        self._last_warning = ""
         #: Errors of the latest round trips, if all failed for a reason other than the database.
         self.faults: list[Exception] = []
 
@@ -120,7 +118,9 @@ class Leader:
         thread.rename("")
         if self._queue.needs_help:
             self._queue.wake()
-        stays = True
+        if thread.connection.lost() and self._recovery.pass_on(thread):
+            return True
+        stays = leads = True
         try:
             waited = True
             while stays and waited:
@@ -132,10 +132,10 @@ class Leader:
             if stays:
                 if not isinstance(error, psycopg.Error):
                     self.faults.append(error)
-                self._recover(thread, error)
+                leads = self._recovery.recover(thread, error)
         finally:
             thread.slot.end(time.monotonic_ns())
-            if stays and not self.stopping.is_set():
+            if stays and leads and not self.stopping.is_set():
                 self._queue.put_back(LEADERSHIP)
         self._unsettled.log.write()
         return stays
@@ -211,7 +211,7 @@ class Leader:
                 raise
             rejection = error
         else:
-            self._last_warning = ""
+            self._recovery.succeeded()
             if self._telemetry.health.is_database_away:
                 self._telemetry.database_back()
             self._unsettled.settled(slot, plain, lost)
@@ -281,7 +281,7 @@ class Leader:
             return bool(claims or self._has_more or not request.free)
         if not self._narrowing.claim(connection, request, partial(self._take_on, thread)):
             raise rejection
-        self._warn_once(rejection, "claiming row by row")
+        self._recovery.warn_once(rejection, "claiming row by row")
         self._telemetry.claim_failed(thread.slot)
         return True
 
@@ -315,36 +315,3 @@ class Leader:
     def _is_busy(self) -> bool:
         due = self._unsettled or self._batches.due or self._breakers.is_due
         return bool(due) or self.stopping.is_set()
-
-    def _recover(self, thread: WorkerThread, error: Exception) -> None:
-        """Replaces the session, however long that takes, unless the worker stops meanwhile."""
-        self._waiter.claim_failed()
-        read_only = isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
-        lost = isinstance(error, psycopg.Error) and (read_only or thread.connection.lost())
-        thread.connection.drop()
-        if not lost:
-            # A handler may have changed the session, the connection object or the process.
-            self._warn_once(error, f"trying again every {_AFTER_FAILURE:g} s")
-            self.stopping.wait(_AFTER_FAILURE)
-            return
-        then = "the connection is lost: reconnecting until the database answers"
-        self._warn_once(error, then, logging.WARNING)
-        thread.slot.enter(Phase.AWAY, time.monotonic_ns(), 0)
-        if not isinstance(error, PoolExhausted):
-            self._telemetry.health.database_away(time.monotonic())
-        if read_only:
-            # Where the DSN takes any server, the next session may lead to the same one.
-            self.stopping.wait(_AFTER_FAILURE)
-        while not self.stopping.is_set():
-            # Raises if the worker stops or the pool is exhausted; the loop's condition decides.
-            with suppress(psycopg.OperationalError):
-                thread.connection.reconnect(self.stopping)
-                self._telemetry.database_back()
-                return
-
-    def _warn_once(self, error: Exception, then: str, level: int = logging.ERROR) -> None:
-        """Once for a row of equal errors: the server may refuse the same for an hour."""
-        why = reason(error)
-        if why != self._last_warning:
-            logger.log(level, "a round trip failed (%s); %s", why, then)
-        self._last_warning = why

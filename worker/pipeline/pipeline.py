@@ -55,8 +55,15 @@ _GROUP_SECONDS, _MAX_GROUP = 0.2, 100
 class Pipeline:
     """The stages, and the state that the threads share: each operation on that is atomic."""
 
-    def __init__(self, setup: Setup, ends_as_surplus: Callable[[WorkerThread], bool]) -> None:
-        """`ends_as_surplus`: whether a thread must end, as there are too many."""
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        ends_as_surplus: Callable[[WorkerThread], bool],
+        other_has_session: Callable[[WorkerThread], bool],
+    ) -> None:
+        """`ends_as_surplus`: whether a thread must end, as there are too many;
+        `other_has_session`: whether a thread besides this one has."""
         self._statements, self._timeouts = setup.statements, setup.timeouts
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
         self._board = setup.telemetry.board
@@ -77,6 +84,7 @@ class Pipeline:
             unsettled=self.unsettled,
             batches=self.batches,
             breakers=self.breakers,
+            other_has_session=other_has_session,
         )
         self.stopping = self.leader.stopping
 
