@@ -203,15 +203,18 @@ def test_an_action_is_previewed_and_performed_in_the_name_of_an_operator() -> No
 def test_changes_of_one_target_come_one_after_another() -> None:
     """Else two operators, or two clicks, would both find what their previews have shown."""
     seen: list[str] = []
-    first_begun, second_begun = threading.Event(), threading.Event()
+    first_begun, second_begun, other_ends = threading.Event(), threading.Event(), threading.Event()
 
     def wait(bus: CommandBus, body: Mapping[str, Any], operator: str) -> dict[str, Any]:
         seen.append(f"{operator} begins")
         if operator == "first":
             first_begun.set()
+            assert other_ends.wait(20)
             second_begun.wait(0.2)
         elif operator == "second":
             second_begun.set()
+        else:
+            other_ends.set()
         seen.append(f"{operator} ends")
         return {"done": operator}
 
@@ -226,8 +229,8 @@ def test_changes_of_one_target_come_one_after_another() -> None:
         first = threads.submit(act, "first", "mail")
         assert first_begun.wait(10)
         second = threads.submit(act, "second", "mail")
-        assert act("other", "orders") == first.result(10) == second.result(10) == 200
-    assert seen.index("other ends") < seen.index("first ends") < seen.index("second begins")
+        assert act("other", "orders") == first.result(20) == second.result(20) == 200
+    assert seen.index("first ends") < seen.index("second begins")
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\u202eann", "a\tb"])
