@@ -20,8 +20,10 @@ from cmdbus import (
     Context,
     HandlerRegistry,
     RetryPolicy,
+    SendRequest,
     Timeouts,
 )
+from cmdbus.board.records import ClaimState
 from cmdbus.board.views import SeatView
 from cmdbus.worker import Worker
 from cmdbus.worker.claims.claim import Claim, ClaimRequest
@@ -209,6 +211,31 @@ class Gate:
     def wait_for(self, count: int) -> None:
         for _ in range(count):
             assert self.entered.acquire(timeout=10)
+
+
+class Hanging:
+    """A handler that is quick, until one command hangs and others wait behind it."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.hung: list[UUID] = []
+        self.registry = handling(self)
+
+    def __call__(self, command: Command, context: Context) -> None:
+        if command.data == "may hang" and not self.hung and self._has_claimed_ahead():
+            self.hung.append(command.command_id)
+            self.gate(command, context)
+
+    def _has_claimed_ahead(self) -> bool:
+        """Not when it is the last one of a claim."""
+        return any(c.state is ClaimState.CLAIMED for c in seat_of(self._worker).claims)
+
+    def begin(self, bus: CommandBus, worker: Worker) -> None:
+        self._worker = worker
+        bus.send_many([SendRequest("payments", "Debit")] * 500)
+        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+        bus.send_many([SendRequest("payments", "Debit", "may hang")] * 600)
+        self.gate.wait_for(1)
 
 
 def await_rest(worker: Worker, seconds: float = 0.3) -> None:

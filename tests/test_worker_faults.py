@@ -43,8 +43,8 @@ def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
 ) -> None:
     """With its stack and its own SQL, charged, once, and nothing of it lands."""
     gate = Gate(TOUCHES[touches])
-    registry = handling(gate, "Hang", retry=ONCE)
-    with running(dsn, registry, concurrency=1, timeouts=LADDER) as worker:
+    registry = handling(gate, "Hang", timeout=0.4, retry=ONCE)
+    with running(dsn, registry, concurrency=1) as worker:
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
         assert bus.wait("payments", bus.send("payments", "Noop")).status == "COMPLETED"
@@ -74,7 +74,7 @@ def test_the_time_after_which_a_thread_was_given_up_includes_its_extensions(
     dsn: str, bus: CommandBus
 ) -> None:
     gate = Gate(lambda command, context: context.extend(0.2))
-    with running(dsn, handling(gate, "Hang", retry=ONCE), concurrency=1, timeouts=LADDER):
+    with running(dsn, handling(gate, "Hang", timeout=0.4, retry=ONCE), concurrency=1):
         record = bus.wait("payments", bus.send("payments", "Hang"))
         assert record.error_message == "gave up after 0.6 s: its thread did not return"
         gate.open.set()
@@ -132,9 +132,9 @@ def test_a_thread_that_cannot_be_replaced_keeps_no_other_command_from_its_timeou
     """The board has no slot for its successor: those of the threads that hang are taken."""
     monkeypatch.setattr(standalone, "SLOTS", 6)
     gate = Gate()
-    with running(dsn, handling(gate, "Hang", retry=ONCE), concurrency=2, timeouts=LADDER):
+    with running(dsn, handling(gate, "Hang", timeout=0.4, retry=ONCE), concurrency=2):
         hung = bus.send_many([SendRequest("payments", "Hang")] * 3)
-        assert {bus.wait("payments", id, 8).error_code for id in hung} == {"TIMEOUT"}
+        assert {bus.wait("payments", id).error_code for id in hung} == {"TIMEOUT"}
         eventually(lambda: "too many threads hang" in caplog.text)
         assert "Traceback" not in caplog.text
         gate.open.set()
@@ -150,7 +150,7 @@ def test_of_a_query_that_waits_for_a_lock_it_is_known_who_holds_it(
     with psycopg.connect(dsn, application_name="the report") as holder:
         holder.execute("LOCK TABLE effect")
         pid = holder.info.backend_pid
-        with running(dsn, handling(wait, "Wait", retry=ONCE), concurrency=1, timeouts=LADDER):
+        with running(dsn, handling(wait, "Wait", timeout=0.4, retry=ONCE), concurrency=1):
             waited = bus.send("payments", "Wait")
             assert bus.wait("payments", waited).error_code == "TIMEOUT"
     [event] = [event for event in bus.audit("payments", waited) if event.code == "TIMEOUT"]
@@ -223,7 +223,7 @@ def test_a_handlers_own_timeout_wins_and_can_be_extended(dsn: str, bus: CommandB
         released.wait(20)
         return "done"
 
-    with running(dsn, handling(long, "Long", timeout=0.2, retry=ONCE), timeouts=LADDER):
+    with running(dsn, handling(long, "Long", timeout=0.2, retry=ONCE)):
         patient = bus.send("payments", "Long", 10)
         hasty = bus.send("payments", "Long")
         assert bus.wait("payments", hasty).error_code == "TIMEOUT"
@@ -255,7 +255,7 @@ def test_a_command_that_timed_out_waits_as_long_as_its_handler_has_asked(
     dsn: str, bus: CommandBus
 ) -> None:
     gate = Gate(lambda command, context: context.retry_after(3600))
-    with running(dsn, handling(gate, "Hang", timeout=0.2), timeouts=LADDER):
+    with running(dsn, handling(gate, "Hang", timeout=0.2)):
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
         eventually(lambda: found(bus, hung).attempts == 1 and found(bus, hung).status == "PENDING")

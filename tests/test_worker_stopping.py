@@ -18,6 +18,7 @@ from eventually import eventually, stays
 from handlers import (
     ONCE,
     Gate,
+    Hanging,
     await_drained,
     await_renewals,
     beside,
@@ -26,14 +27,13 @@ from handlers import (
     handling,
     leave_effect,
     running,
-    seat_of,
 )
 from queries import end_sessions, rows
 
 from cmdbus import Command, CommandBus, Context, SendRequest, Timeouts
-from cmdbus.board.records import ClaimState
-from cmdbus.worker import Worker
+from cmdbus.worker import Worker, drain
 from cmdbus.worker.pipeline import local_queue as backlog
+from cmdbus.worker.thread_pool import ThreadPool
 
 
 def test_a_slow_handler_is_not_run_twice_while_its_worker_lives(dsn: str, bus: CommandBus) -> None:
@@ -59,32 +59,6 @@ def test_what_was_claimed_ahead_and_is_not_started_goes_back(dsn: str, bus: Comm
         hanging.gate.open.set()
         await_drained(bus)
     assert len(bus.query(status="COMPLETED", limit=2000)) == 1100
-
-
-class Hanging:
-    """A handler that is quick, until one command hangs and others wait behind it."""
-
-    def __init__(self) -> None:
-        self.gate = Gate()
-        self.hung: list[UUID] = []
-        self.registry = handling(self)
-
-    def __call__(self, command: Command, context: Context) -> None:
-        if command.data == "may hang" and not self.hung and self._has_claimed_ahead():
-            self.hung.append(command.command_id)
-            self.gate(command, context)
-
-    def _has_claimed_ahead(self) -> bool:
-        """Not when it is the last one of a claim."""
-        claims = seat_of(self._worker).claims
-        return any(claim.state is ClaimState.CLAIMED for claim in claims)
-
-    def begin(self, bus: CommandBus, worker: Worker) -> None:
-        self._worker = worker
-        bus.send_many([SendRequest("payments", "Debit")] * 500)
-        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
-        bus.send_many([SendRequest("payments", "Debit", "may hang")] * 600)
-        self.gate.wait_for(1)
 
 
 @contextmanager
@@ -163,9 +137,7 @@ def test_an_outcome_is_stored_although_all_sessions_have_ended_unnoticed(
         sent = bus.send("payments", "Debit")
         gate.wait_for(1)
         with beside(worker.stop, 15):
-            eventually(
-                lambda: worker._concurrency.threads and len(worker._concurrency.threads.left()) == 1
-            )
+            eventually(lambda: len(threads_of(worker).left()) == 1)
             end_sessions(dsn)
             gate.open.set()
     assert (found(bus, sent).status, worker.abandoned) == ("COMPLETED", 0)
@@ -189,28 +161,30 @@ def test_what_runs_is_not_cut_off_because_what_has_not_started_cannot_be_release
     assert (found(bus, hung).status, bus.snapshot("payments")["in_progress"]) == ("COMPLETED", 0)
 
 
+def threads_of(worker: Worker) -> ThreadPool:
+    threads = worker._concurrency.threads
+    assert threads is not None
+    return threads
+
+
 def test_a_stall_of_the_process_while_it_stops_ends_no_command(dsn: str, bus: CommandBus) -> None:
     """As while it runs: a deadline is put off by the time in which no thread could work."""
     gate, holds = Gate(), threading.Event()
 
     def hold_gil(command: Command, context: Context) -> None:
         assert holds.wait(20)
+        for thread in threads_of(worker)._all():
+            thread.put_off(2.5 - (thread.due - time.monotonic()))
         ctypes.PyDLL(None).usleep(3_000_000)
 
-    registry = handling(gate, timeout=2.5, retry=ONCE)
-    registry.register("payments", "HoldGil", hold_gil)
-    timeouts = Timeouts(statement=0.5, pool=0.6, lease=0.6, thread=1, watchdog=30)
-    with running(dsn, registry, concurrency=2, timeouts=timeouts) as worker:
+    registry = handling(gate, timeout=60, retry=ONCE)
+    registry.register("payments", "HoldGil", hold_gil, timeout=60)
+    with running(dsn, registry, concurrency=2) as worker:
         bus.send("payments", "HoldGil")
         sent = bus.send("payments", "Debit")
         gate.wait_for(1)
         with beside(worker.stop, 15):
-            eventually(
-                lambda: (
-                    worker._concurrency.threads
-                    and worker._concurrency.threads.pipeline.stopping.is_set()
-                )
-            )
+            eventually(threads_of(worker).pipeline.stopping.is_set)
             holds.set()
             stays(lambda: worker.health.stuck_threads == 0, 0.2)
             gate.open.set()
@@ -226,8 +200,11 @@ def has_skipped(dsn: str) -> bool:
     return rows(dsn, query) != []
 
 
-def test_a_hung_command_goes_back_once_its_row_is_not_locked(dsn: str, bus: CommandBus) -> None:
+def test_a_hung_command_goes_back_once_its_row_is_not_locked(
+    dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The steward's renewals lock it, too, from time to time."""
+    monkeypatch.setattr(drain, "_LOCKED_SECONDS", 15.0)
     gate = Gate()
     with running(dsn, handling(gate), concurrency=1) as worker:
         sent = bus.send("payments", "Debit")
