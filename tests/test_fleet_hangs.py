@@ -18,7 +18,7 @@ from cmdbus.board.records import Role
 SHORT: Mapping[str, float] = {
     "statement_timeout": 1,
     "pool_timeout": 1,
-    "visibility_timeout": 1.5,
+    "visibility_timeout": 1.9,
     "thread_timeout": 2,
     "watchdog_timeout": 3.5,
     "drain_timeout": 1,
