@@ -12,7 +12,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from crowd import crowded
-from dead_workers import REGISTRY, WHY, dead, ids, rescued
+from dead_workers import REGISTRY, WHY, dead, ids, rescued, rescued_but
 from eventually import eventually
 from guarded import Guarded
 from handlers import beside, connect, found, kinds
@@ -92,8 +92,8 @@ def test_a_locked_row_keeps_no_other_claim_from_being_released(dsn: str, bus: Co
         holder.execute(
             "SELECT FROM cmdbus.ready WHERE command_id = %s FOR UPDATE", (shown.command_id,)
         )
-        result = rescued(dsn, gone.death(), within=1.0)
-        assert (ids(result.released), ids(result.left)) == (ids([unshown]), ids([shown]))
+        result = rescued_but(dsn, gone.death(), shown)
+        assert ids(result.released) == ids([unshown])
         holder.rollback()
         assert ids(rescued(dsn, gone.death()).released) == ids([shown])
 
@@ -248,9 +248,8 @@ def test_locked_rows_are_waited_for_no_longer_than_the_rescue_may_take(
         held = "SELECT FROM cmdbus.ready WHERE id = ANY (%s) FOR UPDATE"
         with psycopg.connect(dsn) as stranger:
             stranger.execute(held, ([claim.id for claim in claims[:2]],))
-            result = rescued(dsn, attribution, within=0.5)
+            result = rescued_but(dsn, attribution, *claims[:2])
             assert ids(result.released) == ids([claims[2]])
-            assert ids(result.left) == ids(claims[:2])
         result = rescued(dsn, attribution)
         assert (ids(result.released), ids(result.charged)) == (ids([claims[1]]), ids([claims[0]]))
 
@@ -273,11 +272,10 @@ def test_a_row_that_the_database_rejects_keeps_no_other_claim_from_being_release
                     f"ALTER TABLE cmdbus.{table} ADD CHECK (losses + attempts = 0"
                     f" OR command_id <> '{claim.command_id}')".encode()
                 )
-        result = rescued(dsn, attribution, within=0.5)
+        result = rescued_but(dsn, attribution, claims[2])
     assert ids(result.charged) == ids(claims[:2])
     assert ids(result.lost) == ids([claims[3]])
     assert ids(result.released) == ids(claims[4:])
-    assert ids(result.left) == ids([claims[2]])
     codes = [found(bus, claim.command_id).error_code for claim in claims[:2]]
     assert codes == ["OUTCOME_NOT_STORABLE", "CRASHED"]
     assert caplog.text.count("cannot release a command") == 1
