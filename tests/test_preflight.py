@@ -159,6 +159,7 @@ def test_a_limit_on_connections_is_refused_with_its_arithmetic(guarded: Guarded)
         found = checks(dsn, procs=4, threads=8)["connections"]
         assert (found.finding, "max_connections 20 - 3" in found.sentence) == (FATAL, True)
         assert "run with --procs 1 --threads 6, which fits" in found.fix
+        guarded.await_no_session(dsn)
         assert checks(dsn, procs=1, threads=6)["connections"].finding is OK
         guarded.await_no_session(dsn)
         guarded.alter("DATABASE", dsn, "CONNECTION LIMIT 6")
