@@ -33,8 +33,8 @@ from cmdbus.sentry import CmdbusIntegration
 from cmdbus.sentry.attempts import Attempt, Attempts
 from cmdbus.testing import CommandTester
 
-#: In which a lost lease is known after a tenth of a second.
-QUICK_LEASE = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=10, watchdog=20)
+#: In which a lost lease is known after half a second.
+QUICK_LEASE = Timeouts(statement=1.0, pool=1.2, lease=1.5, thread=10, watchdog=20)
 
 
 def give_back(command: Command, context: Context) -> None:
