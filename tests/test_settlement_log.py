@@ -8,12 +8,14 @@ from contextlib import contextmanager, nullcontext
 import pytest
 from eventually import eventually
 from handlers import ONCE, Gate, handling, running
+from queries import SESSIONS, rows
 
 from cmdbus import Command, CommandBus, Context
 from cmdbus.worker import watch
 
 #: Seconds until what hangs is given up.
 TIMEOUT = 0.4
+END_SESSIONS = f"SELECT pg_terminate_backend(pid, 5000) {SESSIONS}"
 
 
 class Written(logging.Handler):
@@ -77,6 +79,24 @@ def test_a_process_that_stalls_still_settles_what_hangs_with_the_lock_of_the_log
         assert bus.wait("payments", hung).error_code == "TIMEOUT"
         gate.open.set()
         eventually(lambda: [line for line in log.lines if "the process stalled for" in line])
+
+
+def test_a_leader_that_loses_its_session_waits_for_no_lock_of_the_log(
+    dsn: str, bus: CommandBus
+) -> None:
+    gate = Gate()
+
+    def hang(command: Command, context: Context) -> None:
+        with log.lock or nullcontext():
+            gate(command, context)
+
+    with written() as log, running(dsn, handling(hang, "Hang"), concurrency=2):
+        bus.send("payments", "Hang")
+        gate.wait_for(1)
+        assert rows(dsn, f"{END_SESSIONS} AND query LIKE '-- Settles%'")
+        assert bus.wait("payments", bus.send("payments", "Noop"), 15).status == "COMPLETED"
+        gate.open.set()
+        eventually(lambda: [line for line in log.lines if "a round trip failed" in line])
 
 
 def test_an_instrument_that_hangs_keeps_neither_timeouts_nor_the_stop_waiting(

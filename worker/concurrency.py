@@ -143,7 +143,7 @@ class Concurrency:
             if not (isinstance(error, NoSlotError) or cannot_start_thread(error)):
                 raise
             message = "cannot start more threads (%s): going on with fewer"
-            threads.log(partial(logger.warning, message, error))
+            threads.unsettled.report(partial(logger.warning, message, error))
             policy.refuse(threads.count)
             self._resize(policy.threads, policy.reason)
 

@@ -49,23 +49,23 @@ class Drain:
         if self._watch.steward is not None:
             self._watch.steward.listening.request_stop()
         message = "worker %s stops: running commands may end, the others are released"
-        logger.info(message, self._statements.worker)
+        self._threads.unsettled.report(partial(logger.info, message, self._statements.worker))
         try:
             with abort_io_at(self._deadline + RELEASE_SECONDS, self._connection.abort_io):
                 self._settle_all()
         except Exception as error:
-            logger.warning(
+            message = (
                 "cannot release this worker's claims (%s): others can claim them when the leases "
-                "expire",
-                joined(str(error)),
+                "expire"
             )
+            self._threads.unsettled.report(partial(logger.warning, message, joined(str(error))))
             self._abandoned = max(self._abandoned, len(self._in_flight.known()))
         finally:
             self._housekeeping.stop(self._deadline)
             self._threads.cut_all()
             self._connection.close()
-            left = self._deadline - time.monotonic()
-            self._threads.unsettled.log.write_last(max(RELEASE_SECONDS, left))
+            for log in (self._threads.unsettled.reports, self._threads.unsettled.log):
+                log.write_last(max(RELEASE_SECONDS, self._deadline - time.monotonic()))
         return self._abandoned + self._adoption.unresolved_count
 
     def _settle_all(self) -> None:

@@ -95,7 +95,7 @@ class Housekeeping:
             self._due = float("inf")
             self._connection.abort_io()
             what = "housekeeping waits for a database that does not answer: reconnecting"
-            self._pool.log(partial(logger.warning, what))
+            self._pipeline.unsettled.report(partial(logger.warning, what))
 
     def _run(self) -> None:
         self._slot.occupy(-1, time.monotonic_ns())
@@ -112,6 +112,7 @@ class Housekeeping:
                     self._attend_batches,
                     self._attend_breakers,
                     self._pipeline.unsettled.log.write_beside,
+                    self._pipeline.unsettled.reports.write_beside,
                 ):
                     self._attempt(task)
         except BaseException as error:
@@ -136,7 +137,7 @@ class Housekeeping:
                 self._warn_once(str(error), beside=False)
             else:
                 what = "housekeeping failed, and is tried again"
-                self._pool.log(partial(logger.error, what, exc_info=error))
+                self._pipeline.unsettled.report(partial(logger.error, what, exc_info=error))
                 self._connection.drop()
         finally:
             self._due = float("inf")
@@ -145,7 +146,7 @@ class Housekeeping:
         """`beside`: another thread writes it."""
         if error != self._last_warning:
             warn = partial(logger.warning, "housekeeping failed, and is tried again: %s", error)
-            self._pool.log(warn) if beside else warn()
+            self._pipeline.unsettled.report(warn) if beside else warn()
         self._last_warning = error
 
     def _settle_old(self) -> None:
@@ -171,7 +172,7 @@ class Housekeeping:
         """Waits until something is claimed. Clears first, then checks: a thread that claims does
         the opposite."""
         self._pipeline.in_flight.filled.clear()
-        has_work = self._pipeline.busy or self._timed_out or self._pipeline.unsettled.log
+        has_work = self._pipeline.busy or self._timed_out or self._pipeline.unsettled.reports
         if not (has_work or self._stopping.is_set()):
             self._last_warning = ""
             self._pipeline.in_flight.filled.wait()
@@ -228,7 +229,7 @@ class Housekeeping:
         thread.connection.abort_io()
         thread.connection.take_away()
         self._pool.replace(thread, with_lead=leads)
-        self._pool.log(partial(logger.error, "%s\n%s", what, stack))
+        self._pipeline.unsettled.report(partial(logger.error, "%s\n%s", what, stack))
 
     def _renew(self) -> None:
         now = time.monotonic()

@@ -1,6 +1,5 @@
 """The threads of one worker process: their start, their deadlines and their end."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import RLock, current_thread
@@ -150,12 +149,6 @@ class ThreadPool:
             if isinstance(work, RoundTrip):
                 thread.connection.abort_io()  # so that it puts its outcomes back
         return late
-
-    def log(self, message: Callable[[], object]) -> None:
-        """For threads that must wait for nothing: a handler that hangs may hold the lock of the
-        log. Housekeeping lets another thread write it."""
-        self.unsettled.log.add(message)
-        self.in_flight.filled.set()
 
     def cut_all(self) -> None:
         for thread in self._all():

@@ -71,7 +71,7 @@ class Watch:
         self._check_due()
         if late > _STALL_SECONDS:
             message = "the process stalled for %.1f s: extending all deadlines by that time"
-            self.threads.log(partial(logger.warning, message, late))
+            self.threads.unsettled.report(partial(logger.warning, message, late))
 
     def _check_due(self) -> None:
         for thread, work in self.threads.give_up_late(time.monotonic()):

@@ -247,7 +247,7 @@ class Worker:
         self._concurrency.begin(threads, pool)
         threads.wait_until_prepared()
         housekeeping.start()
-        self._telemetry.database_back()
+        self._telemetry.database_back(threads.unsettled.report)
         beat(node, self._telemetry, self._timeouts)
         domains, count = ", ".join(self._domains), self._concurrency
         # Before its predecessor is ordered to stop, and logs that.

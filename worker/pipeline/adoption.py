@@ -7,7 +7,8 @@ worker's claims and that are not in flight here.
 
 import logging
 from bisect import bisect_right
-from collections.abc import Container
+from collections.abc import Callable, Container
+from functools import partial
 from itertools import accumulate
 
 import psycopg
@@ -32,11 +33,19 @@ _ASK_AGAIN_SECONDS = 10.0
 class Adoption:
     """Used by one thread at a time: the leader, or the thread that stops the worker."""
 
-    def __init__(self, statements: ClaimStatements, in_flight: InFlight, max_bytes: int) -> None:
-        """`max_bytes` of payloads are adopted, or a single larger one."""
+    def __init__(
+        self,
+        statements: ClaimStatements,
+        in_flight: InFlight,
+        max_bytes: int,
+        log: Callable[[Callable[[], object]], object] = lambda message: message(),
+    ) -> None:
+        """`max_bytes` of payloads are adopted, or a single larger one. `log` gets messages
+        for the log."""
         self._statements = statements
         self._in_flight = in_flight
         self._max_bytes = max_bytes
+        self._log = log
         self._rejected = RejectedRows(statements)
         #: Housekeeping adds to it, too.
         self.sessions_in_doubt: set[Session] = set()
@@ -92,9 +101,8 @@ class Adoption:
         fences = {fence_of(claim) for claim in adopted}
         self._in_flight.mark_released([claim for claim in orphans if fence_of(claim) not in fences])
         if orphans:
-            logger.info(
-                "%s commands were claimed by a round trip whose reply was lost", len(orphans)
-            )
+            message = "%s commands were claimed by a round trip whose reply was lost"
+            self._log(partial(logger.info, message, len(orphans)))
         return adopted
 
     def mark_orphans_released(self, connection: ThreadConnection) -> None:
@@ -113,11 +121,11 @@ class Adoption:
                 raise
             if cause_of(error) is Cause.TIMEOUT:
                 # All rows are read, and there are too many.
-                logger.warning(
+                message = (
                     "cannot look for claims whose reply was lost (%s): they can be claimed when "
-                    "their leases end",
-                    reason(error),
+                    "their leases end"
                 )
+                self._log(partial(logger.warning, message, reason(error)))
                 return []
             keys = self._statements.keys_of(connection, self._statements.incarnation)
             claims = in_halves(

@@ -77,14 +77,19 @@ class Leader:
         self._probing = Probing(
             setup.statements, breakers, self._planner, self._narrowing, handled_types, in_flight
         )
-        self.adoption = Adoption(setup.statements, in_flight, setup.claim_bytes)
+        self.adoption = Adoption(setup.statements, in_flight, setup.claim_bytes, unsettled.report)
         self._in_flight, self._queue, self._unsettled = in_flight, queue, unsettled
         self._batches, self._breakers = batches, breakers
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
         self._claim_bytes = setup.claim_bytes
         self.stopping = threading.Event()
         self._recovery = Recovery(
-            setup.waiter, setup.telemetry, queue, self.stopping, other_has_session
+            setup.waiter,
+            setup.telemetry,
+            queue,
+            self.stopping,
+            other_has_session,
+            unsettled.report,
         )
         #: The latest claim may have left something that it could have taken.
         self._has_more = False
@@ -213,7 +218,7 @@ class Leader:
         else:
             self._recovery.succeeded()
             if self._telemetry.health.is_database_away:
-                self._telemetry.database_back()
+                self._telemetry.database_back(self._unsettled.report)
             self._unsettled.settled(slot, plain, lost)
             self._note_claim(thread, claims, began)
             self._take_on(thread, claims, wake=False)

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import psycopg
 
@@ -32,10 +33,12 @@ class Recovery:
         queue: LocalQueue,
         stopping: threading.Event,
         other_has_session: Callable[[WorkerThread], bool],
+        report: Callable[[Callable[[], object]], object],
     ) -> None:
+        """`report` gets messages for the log."""
         self._waiter, self._telemetry = waiter, telemetry
         self._queue, self._stopping = queue, stopping
-        self._other_has_session = other_has_session
+        self._other_has_session, self._report = other_has_session, report
         #: The latest warning, which is not repeated.
         self._last_warning = ""
 
@@ -64,7 +67,7 @@ class Recovery:
             # Raises if the worker stops or the pool is exhausted; the loop's condition decides.
             with suppress(psycopg.OperationalError):
                 thread.connection.reconnect(self._stopping)
-                self._telemetry.database_back()
+                self._telemetry.database_back(self._report)
                 return True
             if self.pass_on(thread):
                 return False
@@ -97,5 +100,6 @@ class Recovery:
         """Once for a row of equal errors: the server may refuse the same for an hour."""
         why = reason(error)
         if why != self._last_warning:
-            logger.log(level, "a round trip failed (%s); %s", why, then)
+            message = "a round trip failed (%s); %s"
+            self._report(partial(logger.log, level, message, why, then))
         self._last_warning = why

@@ -5,7 +5,8 @@ A command is counted once its settlement has found its row, so that the counters
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from cmdbus.board.board import Board
@@ -63,11 +64,11 @@ class Telemetry:
         slot.release()
         self._free.append(slot.index)
 
-    def database_back(self) -> None:
-        """Logs the end of an outage, once in each process."""
+    def database_back(self, log: Callable[[Callable[[], object]], object]) -> None:
+        """Gives `log` the message about the end of an outage, once in each process."""
         seconds = self.health.database_back(time.monotonic())
         if seconds is not None:
-            logger.info("the database is back after %.1f s", seconds)
+            log(partial(logger.info, "the database is back after %.1f s", seconds))
 
     def beat(self, due: float) -> None:
         self.seat.beat(int(due * 1e9), self.health.levels(time.monotonic()))

@@ -5,7 +5,7 @@ After an error the outcomes are put back first: an outcome is here, with one thr
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
@@ -57,6 +57,8 @@ class Unsettled:
         #: The latest warning, which is not repeated.
         self._last_warning = ""
         self.log = SettlementLog()
+        #: Messages of threads that must not wait, such as the leader.
+        self.reports = SettlementLog()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -220,6 +222,12 @@ class Unsettled:
         for each in finished:
             self._in_flight.hold(each, ROW_LOCKED)
         self._row_locked_until = time.monotonic() + _DEFERRED_SECONDS
+
+    def report(self, message: Callable[[], object]) -> None:
+        """Logs what must not be waited for, as a handler that hangs may hold the lock of the log:
+        housekeeping lets another thread write it."""
+        self.reports.add(message)
+        self._in_flight.filled.set()
 
     def _warn_once(self, finished: Finished, cause: Cause, error: BaseException) -> None:
         why = reason(error)
