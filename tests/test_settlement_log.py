@@ -10,7 +10,7 @@ from eventually import eventually
 from handlers import ONCE, Gate, handling, running
 from queries import SESSIONS, rows
 
-from cmdbus import Command, CommandBus, Context
+from cmdbus import BusinessRuleError, Command, CommandBus, Context
 from cmdbus.worker import watch
 
 #: Seconds until what hangs is given up.
@@ -97,6 +97,31 @@ def test_a_leader_that_loses_its_session_waits_for_no_lock_of_the_log(
         assert bus.wait("payments", bus.send("payments", "Noop"), 15).status == "COMPLETED"
         gate.open.set()
         eventually(lambda: [line for line in log.lines if "a round trip failed" in line])
+
+
+def test_threads_that_would_log_a_failure_go_on_while_one_hangs_with_the_lock_of_the_log(
+    dsn: str, bus: CommandBus
+) -> None:
+    """The leader, too."""
+    gate = Gate()
+
+    def hang(command: Command, context: Context) -> None:
+        with log.lock or nullcontext():
+            gate(command, context)
+
+    def fail(command: Command, context: Context) -> None:
+        raise BusinessRuleError("NO", "rule")
+
+    registry = handling(hang, "Hang")
+    registry.register("payments", "Fail", fail)
+    with written() as log, running(dsn, registry, concurrency=3):
+        bus.send("payments", "Hang")
+        gate.wait_for(1)
+        for _ in range(5):
+            bus.wait("payments", bus.send("payments", "Fail"), 15)
+        assert not log.lines
+        gate.open.set()
+    assert len([line for line in log.lines if "NO: rule" in line]) == 5
 
 
 def test_an_instrument_that_hangs_keeps_neither_timeouts_nor_the_stop_waiting(

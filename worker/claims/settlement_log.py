@@ -7,9 +7,12 @@ may stop a settlement, the leadership, or a thread that keeps leases.
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Thread
+from threading import Lock, Thread
 
 from cmdbus.clock import time
+
+#: Seconds between two checks whether all is written.
+_POLL_SECONDS = 0.005
 
 
 class SettlementLog:
@@ -17,6 +20,8 @@ class SettlementLog:
 
     def __init__(self) -> None:
         self._messages: deque[Callable[[], object]] = deque()
+        #: Held by the thread that writes: of several, all would wait for the lock of the log.
+        self._writing = Lock()
         #: That of the latest `write_beside`.
         self._thread: Thread | None = None
 
@@ -28,14 +33,20 @@ class SettlementLog:
         self._messages.append(message)
 
     def write(self) -> None:
-        """Called by any thread that has nothing else to do."""
-        with suppress(IndexError):  # another thread has taken the last one
-            while self._messages:
-                self._messages.popleft()()
+        """Called by any thread that has nothing else to do. Another one that writes goes on with
+        what is there by then."""
+        while self._messages and self._writing.acquire(blocking=False):
+            try:
+                with suppress(IndexError):
+                    while True:
+                        self._messages.popleft()()
+            finally:
+                self._writing.release()
 
     def write_beside(self) -> None:
         """The same in a thread of its own, for a thread that must wait for nothing."""
-        if self._messages and not (self._thread and self._thread.is_alive()):
+        begins = self._thread is not None and self._thread.is_alive()
+        if self._messages and not (begins or self._writing.locked()):
             thread = Thread(target=self.write, name="log", daemon=True)
             thread.start()
             self._thread = thread
@@ -44,9 +55,8 @@ class SettlementLog:
         """What is left, within this time."""
         until = time.monotonic() + seconds
         try:
-            self.write_beside()
-            while self._thread and self._thread.is_alive() and time.monotonic() < until:
-                self._thread.join(max(0.0, until - time.monotonic()))
+            while (self or self._writing.locked()) and time.monotonic() < until:
                 self.write_beside()
+                time.sleep(_POLL_SECONDS)
         except RuntimeError:  # No thread can start.
             self.write()

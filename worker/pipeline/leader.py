@@ -296,7 +296,8 @@ class Leader:
         while waits:
             timeout = self._waiter.poll_interval + self._round_trip_seconds
             thread.work = RoundTrip(time.monotonic() + timeout)
-            self._unsettled.log.write()
+            with suppress(RuntimeError):  # no thread for it: the next one that rests writes
+                self._unsettled.log.write_beside()
             thread.slot.enter(Phase.RESTING, time.monotonic_ns(), 0)
             source = self._waiter.wait_for_work(
                 busy=self._is_busy,
