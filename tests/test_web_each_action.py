@@ -18,7 +18,8 @@ from visits import Visit, Visiting
 from cmdbus import CommandBus
 from cmdbus.web.actions import ACTIONS
 
-pytestmark = pytest.mark.long
+#: Many views: on a busy machine each takes some seconds.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 #: Of each audit trail.
 _TRAILS = """

@@ -14,7 +14,8 @@ from web_server import serving
 from cmdbus import CommandBus
 from cmdbus.web import application
 
-pytestmark = pytest.mark.long
+#: Many views: on a busy machine each takes some seconds.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

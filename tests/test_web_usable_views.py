@@ -7,7 +7,8 @@ from page_processes import page_server
 from shop_days import Shop
 from visits import Visiting
 
-pytestmark = pytest.mark.long
+#: Many views: on a busy machine each takes some seconds.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 #: The narrowest screen on which the page is used.
 _NARROW = 380

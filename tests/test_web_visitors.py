@@ -10,7 +10,8 @@ from visits import Visiting
 
 from cmdbus import CommandBus
 
-pytestmark = pytest.mark.long
+#: Many views: on a busy machine each takes some seconds.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 #: What buttons that change something say.
 _ACTS = {
