@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from eventually import eventually
 from fleet import Fleet
+from handlers import await_drained
 from traces import Traces, instrumented
 
 from cmdbus import CommandBus
@@ -33,7 +33,7 @@ def test_workers_that_are_forked_send_their_spans_before_they_end(
         ids = [bus.send("shop", "First") for _ in range(4)]
         for each in ids:
             bus.wait("shop", each, 10)
-        eventually(lambda: bus.snapshot("shop")["depth"] == 0)
+        await_drained(bus, domain="shop")
         sent = {span.context.trace_id for span in traces.named("send shop", 4)}
     assert fleet.stop() == 0
     spans = [json.loads(line) for line in (fleet.place / "spans").read_text().splitlines()]

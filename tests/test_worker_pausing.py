@@ -3,7 +3,7 @@
 import threading
 
 from eventually import eventually
-from handlers import Gate, handling, running
+from handlers import Gate, await_drained, handling, running
 
 from cmdbus import Command, CommandBus, Context, SendRequest
 
@@ -37,7 +37,7 @@ def test_nothing_starts_that_was_claimed_ahead_before_a_pause(dsn: str, bus: Com
         assert gate.entered.acquire(blocking=False) is False, "only the two that ran before"
         assert bus.snapshot("payments")["depth"] == 98
         bus.resume("payments")
-        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+        await_drained(bus)
         losses = {record.attempts for record in bus.query("payments", limit=1000)}
         assert losses == {1}
 
