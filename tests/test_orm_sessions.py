@@ -13,6 +13,7 @@ from forks import result_of_child
 from handlers import ONCE, handling, pool_of, run, running
 from orm import Account, Entry, amounts, balances, debit_one, make_tables
 from psycopg.rows import dict_row
+from queries import rows
 from sqlalchemy import event, exc, func, insert, select, text, update
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import DetachedInstanceError
@@ -242,7 +243,12 @@ def test_a_handler_that_returns_while_a_thread_uses_its_session_fails(
 
         threads.append(threading.Thread(target=sleep))
         threads[0].start()
-        eventually(session.connection().connection.driver_connection._session_lock.locked)  # type: ignore[union-attr]
+        # Its lock is held before the query is sent, and only one that runs ends with its session.
+        sleeping = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND query = 'SELECT pg_sleep(60)' AND state = 'active'"
+        )
+        eventually(lambda: rows(application, sleeping) == [(1,)])
 
     record = run_one(application, bus, handle)
     assert (record.error_code, balances(application)) == ("CONNECTION_IN_USE", [100, 0])
