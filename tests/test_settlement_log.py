@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 from eventually import eventually
-from handlers import ONCE, Gate, handling, running
+from handlers import ONCE, Function, Gate, handling, running
 from queries import SESSIONS, rows
 
 from cmdbus import BusinessRuleError, Command, CommandBus, Context
@@ -30,27 +30,33 @@ class Written(logging.Handler):
 
 
 @contextmanager
-def written() -> Iterator[Written]:
-    handler, logger = Written(), logging.getLogger("cmdbus.worker")
-    logger.addHandler(handler)
+def written(log: Written) -> Iterator[None]:
+    """The worker's log is written there."""
+    logger = logging.getLogger("cmdbus.worker")
+    logger.addHandler(log)
     try:
-        yield handler
+        yield
     finally:
-        logger.removeHandler(handler)
+        logger.removeHandler(log)
+
+
+def hanging(gate: Gate, log: Written) -> Function:
+    """A handler that waits at the gate with the lock of the log."""
+
+    def hang(command: Command, context: Context) -> None:
+        with log.lock or nullcontext():
+            gate(command, context)
+
+    return hang
 
 
 def test_a_command_that_hangs_with_the_lock_of_the_log_is_settled(
     dsn: str, bus: CommandBus
 ) -> None:
     """The log line of its timeout needs that lock: it comes last."""
-    gate = Gate()
-
-    def hang(command: Command, context: Context) -> None:
-        with log.lock or nullcontext():
-            gate(command, context)
-
-    registry = handling(hang, "Hang", retry=ONCE, timeout=TIMEOUT)
-    with written() as log, running(dsn, registry, concurrency=1):
+    gate, log = Gate(), Written()
+    registry = handling(hanging(gate, log), "Hang", retry=ONCE, timeout=TIMEOUT)
+    with written(log), running(dsn, registry, concurrency=1):
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
         record = bus.wait("payments", hung)
@@ -66,14 +72,9 @@ def test_a_process_that_stalls_still_settles_what_hangs_with_the_lock_of_the_log
 ) -> None:
     """The line about the stall needs that lock, too."""
     monkeypatch.setattr(watch, "_STALL_SECONDS", 0.0)
-    gate = Gate()
-
-    def hang(command: Command, context: Context) -> None:
-        with log.lock or nullcontext():
-            gate(command, context)
-
-    registry = handling(hang, "Hang", retry=ONCE, timeout=TIMEOUT)
-    with written() as log, running(dsn, registry, concurrency=1):
+    gate, log = Gate(), Written()
+    registry = handling(hanging(gate, log), "Hang", retry=ONCE, timeout=TIMEOUT)
+    with written(log), running(dsn, registry, concurrency=1):
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
         assert bus.wait("payments", hung).error_code == "TIMEOUT"
@@ -84,13 +85,8 @@ def test_a_process_that_stalls_still_settles_what_hangs_with_the_lock_of_the_log
 def test_a_leader_that_loses_its_session_waits_for_no_lock_of_the_log(
     dsn: str, bus: CommandBus
 ) -> None:
-    gate = Gate()
-
-    def hang(command: Command, context: Context) -> None:
-        with log.lock or nullcontext():
-            gate(command, context)
-
-    with written() as log, running(dsn, handling(hang, "Hang"), concurrency=2):
+    gate, log = Gate(), Written()
+    with written(log), running(dsn, handling(hanging(gate, log), "Hang"), concurrency=2):
         bus.send("payments", "Hang")
         gate.wait_for(1)
         assert rows(dsn, f"{END_SESSIONS} AND query LIKE '-- Settles%'")
@@ -103,18 +99,14 @@ def test_threads_that_would_log_a_failure_go_on_while_one_hangs_with_the_lock_of
     dsn: str, bus: CommandBus
 ) -> None:
     """The leader, too."""
-    gate = Gate()
-
-    def hang(command: Command, context: Context) -> None:
-        with log.lock or nullcontext():
-            gate(command, context)
+    gate, log = Gate(), Written()
 
     def fail(command: Command, context: Context) -> None:
         raise BusinessRuleError("NO", "rule")
 
-    registry = handling(hang, "Hang")
+    registry = handling(hanging(gate, log), "Hang")
     registry.register("payments", "Fail", fail)
-    with written() as log, running(dsn, registry, concurrency=3):
+    with written(log), running(dsn, registry, concurrency=3):
         bus.send("payments", "Hang")
         gate.wait_for(1)
         for _ in range(5):
@@ -147,14 +139,14 @@ def test_what_a_handler_that_was_given_up_ends_with_is_not_logged(
     dsn: str, bus: CommandBus
 ) -> None:
     """It settles nothing: housekeeping has settled it."""
-    gate = Gate()
+    gate, log = Gate(), Written()
 
     def hang(command: Command, context: Context) -> None:
         gate(command, context)
         raise RuntimeError("too late")
 
     registry = handling(hang, "Hang", retry=ONCE, timeout=TIMEOUT)
-    with written() as log, running(dsn, registry, concurrency=1):
+    with written(log), running(dsn, registry, concurrency=1):
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
         assert bus.wait("payments", hung).error_code == "TIMEOUT"
