@@ -55,8 +55,8 @@ def test_a_rate_goes_on_at_its_times_if_a_node_is_killed(
     other.await_completed(noops)
     starts = [start for (start,) in connection.execute(STARTS.encode())]
     pauses = [later - earlier for earlier, later in pairwise(starts)]
-    # None is left out, which would make 4 s of a pause.
-    assert all(1.99 <= pause < 3.9 for pause in pauses), pauses
+    # None is left out, which would make 4 s of a pause; a busy machine may delay one of them.
+    assert all(1.99 <= pause < 3.9 for pause in pauses) and sorted(pauses)[1] < 2.5, pauses
 
 
 @pytest.mark.long

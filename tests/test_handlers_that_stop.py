@@ -85,13 +85,19 @@ def test_a_handler_that_has_timed_out_sees_that_it_was_given_up(dsn: str, bus: C
 
 
 def test_a_handler_sees_that_its_worker_stops_and_completes(dsn: str, bus: CommandBus) -> None:
-    loop = Looping()
-    with running(dsn, handling(loop)) as worker:
-        sent = bus.send("payments", "Debit")
-        loop.begun.get(timeout=10)
-        worker.stop(timeout=10)
-    canceled, stopping, _ = loop.seen.get(timeout=10)
-    assert (canceled, stopping) == (False, True)
-    with connect(dsn) as connection:
-        status = "SELECT status FROM cmdbus.command WHERE command_id = %s"
-        assert connection.execute(status, (sent,)).fetchone() == ("COMPLETED",)
+    def took() -> float:
+        loop = Looping()
+        with running(dsn, handling(loop)) as worker:
+            sent = bus.send("payments", "Debit")
+            loop.begun.get(timeout=10)
+            began = time.monotonic()
+            worker.stop(timeout=10)
+        canceled, stopping, seen = loop.seen.get(timeout=10)
+        assert (canceled, stopping) == (False, True)
+        with connect(dsn) as connection:
+            status = "SELECT status FROM cmdbus.command WHERE command_id = %s"
+            assert connection.execute(status, (sent,)).fetchone() == ("COMPLETED",)
+        return seen - began
+
+    # The best of three, as a busy machine may delay one.
+    assert any(took() < 1 for _ in range(3))

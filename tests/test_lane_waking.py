@@ -115,14 +115,21 @@ def test_a_rate_starts_commands_at_their_time_on_a_node_that_waits(
     dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:
     declare(connection, Limit("payments Debit", starts_per_second=2, burst=1))
-    with node(dsn, "payments", "Debit", do_nothing):
-        await_rest(connection)
+
+    def are_on_time() -> bool:
+        earlier_ones = len(starts(connection))
         for _ in range(5):
             bus.send("payments", "Debit")
-        eventually(lambda: len(starts(connection)) == 5)
-    times = starts(connection)
-    pauses = [later - earlier for earlier, later in pairwise(times)]
-    assert 0.499 <= min(pauses) < 0.55, "a busy machine may delay others"
+        eventually(lambda: len(starts(connection)) == earlier_ones + 5)
+        times = starts(connection)[earlier_ones:]
+        pauses = [later - earlier for earlier, later in pairwise(times)]
+        assert min(pauses) >= 0.499
+        return sorted(pauses)[1] < 0.55
+
+    with node(dsn, "payments", "Debit", do_nothing):
+        await_rest(connection)
+        # The best of three, as a busy machine may delay some.
+        assert any(are_on_time() for _ in range(3))
 
 
 def test_a_rate_starts_its_next_command_on_another_node_if_the_one_that_knew_its_time_is_gone(

@@ -59,7 +59,7 @@ def test_a_board_whose_sessions_do_not_end_is_tried_again(dsn: str, tmp_path: Pa
 def test_sessions_that_do_not_end_hold_up_neither_other_boards_nor_the_steward(
     dsn: str, tmp_path: Path
 ) -> None:
-    released = []
+    released: list[int] = []
 
     def release(connection: Connection, seat: SeatView) -> Rescued:
         if seat.incarnation == 3:
@@ -68,17 +68,24 @@ def test_sessions_that_do_not_end_hold_up_neither_other_boards_nor_the_steward(
         connection.execute("SELECT pg_sleep(%s)", (RESCUE_SECONDS / 2,))
         return Rescued(sessions_ended=False)
 
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    def took(place: Path) -> float:
+        released.clear()
+        place.mkdir()
         for number in (1, 2, 3):
-            leave_a_board(tmp_path / f"cmdbus.board.{number}", number)
-        stale_boards = StaleBoards(tmp_path, "cmdbus", release)
+            leave_a_board(place / f"cmdbus.board.{number}", number)
+        stale_boards = StaleBoards(place, "cmdbus", release)
         began = time.monotonic()
         assert stale_boards.run(connection) > 0
-        assert time.monotonic() < began + ROUND_SECONDS
+        seconds = time.monotonic() - began
         assert released == [], "the time was over before"
         stale_boards.due_at = 0.0
         assert stale_boards.run(connection) == 0.0, "the next try goes on with the others"
         assert released == [3]
+        return seconds
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        # The best of three, as a busy machine may delay one.
+        assert any(took(tmp_path / str(n)) < ROUND_SECONDS / 2 for n in range(3))
 
 
 @pytest.mark.process

@@ -34,6 +34,7 @@ DECLARE
     rooms integer[] := '{}';
     starts integer[];
     began timestamptz := clock_timestamp();
+    -- When their room was measured.
     measured timestamptz := began;
     -- Something was left to the claims of others, which have locked it or may come first.
     is_left boolean := false;
